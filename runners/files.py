@@ -7,7 +7,6 @@ overlooks other damage once in four billion times, and takes half of the time of
 hardly longer. It does not protect against forgery. Files of earlier versions without a checksum are accepted.
 """
 
-import csv
 import errno
 import glob
 import json
@@ -15,7 +14,7 @@ import os
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -32,7 +31,7 @@ from torch import Tensor
 T = TypeVar("T")
 
 CHECKSUM = "checksum"
-"""Last key of a JSON file, and last column of a CSV file."""
+"""Last key of a JSON file, and of a line of JSON."""
 SECONDS_OF_A_WRITE = 3600.0
 """No process writes a file for so long; an older temporary file is a killed one's."""
 DIGITS = 5
@@ -102,22 +101,6 @@ def rounded(figure: float) -> float:
 def checksum(content: Any) -> str:
     """Return the checksum of bytes, or of another object with contiguous memory."""
     return f"{_KIND}{zlib.crc32(content):08x}"
-
-
-def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Write rows of equal keys to a CSV file, with the keys as its first line, and return its path.
-
-    None is an empty cell.
-    """
-
-    def write(temporary: Path) -> None:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            table = csv.DictWriter(file, list(rows[0]) if rows else [])
-            table.writeheader()
-            table.writerows(rows)
-
-    write_atomically(path, write)
-    return path
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

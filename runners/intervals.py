@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scipy.special import stdtrit
+
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -24,9 +26,6 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
     Raises:
         ValueError: if there are no values.
     """
-    # Only reports need SciPy: training and the GPU tests run without it. scipy.stats takes a second longer to import.
-    from scipy.special import stdtrit
-
     n = len(values)
     if not n:
         raise ValueError("no values to average: give at least one")

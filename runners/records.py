@@ -131,6 +131,10 @@ class Record:
     versions: dict[str, str | None]
     commit: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise ValueError(f"format {self.format} is not the {FORMAT} of this version")
+
 
 def write(folder: Path, record: Record) -> None:
     """Write the record of a run into its folder.

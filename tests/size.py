@@ -1,4 +1,4 @@
-"""How large the code is, and how far one reads from a command to the gradient.
+"""How large the code is, and how many files a command loads.
 
     python -m tests.size
 

@@ -123,8 +123,8 @@ def read(arguments: Sequence[str]) -> list[Run]:
     values = vars(parsed)
     if not (values["lr"] and values["seed"]):
         raise ValueError("--lr and --seed take at least one value")
-    if values["search"] and peek(arguments, lr=(), beta2="")["lr"]:
-        raise ValueError("--search tries its own learning rates and beta2: leave --lr out")
+    if values["search"] and any(peek(arguments, lr=(), beta2="").values()):
+        raise ValueError("--search tries its own learning rates and beta2: leave --lr and --beta2 out")
     own = applicable("mixer", nested["mixer"], configs, partial(print, file=sys.stderr))
     points = product(names, dict.fromkeys(values["lr"]), dict.fromkeys(values["seed"]))
     runs = [Config(**{**values, "mixer": mixer, "lr": lr, "seed": seed}) for mixer, lr, seed in points]

@@ -180,7 +180,9 @@ def _record(
 
 def loss_of(record: Record) -> float:
     """Return the validation cross-entropy of a converged run after the last step, in nats per token."""
-    return record.metrics["validation"]["loss"] or 0.0
+    loss = record.metrics["validation"]["loss"]
+    assert loss is not None
+    return loss
 
 
 def fixed(config: Config, options: dict[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         digest = hashlib.sha256(" ".join(map(str, [*best["study"], *own["lr"], *own["seed"]])).encode()).hexdigest()
         figure = options.out / "figures" / f"{words}-{digest[:8]}.png"
         plot_comparison(own, reference, figure)
-    say(f"chart: {figure}\nstudies: {options.place}\ndashboard: optuna-dashboard {options.place}")
+    say(f"chart: {figure}\ndashboard: optuna-dashboard {options.place}")
     if (advice := options.tracking.advice()) is not None:
         say(advice)
 

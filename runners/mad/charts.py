@@ -56,10 +56,7 @@ def plot_comparison(own: pd.DataFrame, reference: pd.DataFrame | None, file: Pat
                 "difficulty": row["difficulty"],
                 "split": split,
                 "layer": row["label"],
-                **{
-                    name: row[name]
-                    for name in ("family", "mixer", "width", "mlp_width", "layers", "lr", "weight_decay")
-                },
+                **{name: row[name] for name in TRAINED},
                 "options": json.dumps(row["mixer_config"]),
                 **columns,
                 **halves,

@@ -83,7 +83,7 @@ class Experiment(LayerChoice):
     Attributes:
         task: registered name, or ``package.module:Class``.
         task_config: the task's ``Config``.
-        difficulty: name of the task's setting, for readers; only ``task_config`` identifies it.
+        difficulty: name of the task's setting, which is a part of the study's name.
         protocol: length and settings of training.
         precision: dtype of the matrix products.
         preset: name of the preset, for readers; the other settings identify the experiment.
@@ -94,7 +94,7 @@ class Experiment(LayerChoice):
     difficulty: str
     protocol: Protocol
     precision: str
-    preset: str = switch("grid")
+    preset: str = "grid"
 
     @cached_property
     def instance(self) -> Task:

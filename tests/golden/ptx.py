@@ -23,7 +23,6 @@ from unittest.mock import patch
 
 import torch
 import triton
-from runners.mad.training.loss import mean_cross_entropy
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
@@ -38,7 +37,7 @@ from mixers.decoding import Decoder
 from mixers.models import LanguageModel
 from mixers.ops import runs
 from mixers.ops.method import Method
-from runners.mad.training.ensemble import Ensemble
+from runners.mad.training.ensemble import Ensemble, mean_cross_entropy
 from runners.mad.training.protocol import Optimizer, Run
 
 FILE = Path(__file__).with_name("ptx.json")

@@ -1,6 +1,5 @@
 """Files that are read back: flipped bytes are refused, and files of earlier versions are read."""
 
-import csv
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ from runners.files import (
     read_json,
     save_tensors,
     write_json,
-    write_table,
 )
 
 CONTENT = {"study": "rt é", "loss": 0.125, "seeds": [0, 1], "curve": [{"step": 1, "loss": None}], "done": True}
@@ -132,11 +130,3 @@ def test_many_bytes_are_checked_as_few_are(tmp_path: Path) -> None:
     content[-1] ^= 1
     path.write_bytes(content)
     assert is_refused(load_tensors, path)
-
-
-def test_a_table_is_read_back_with_empty_cells_for_none(tmp_path: Path) -> None:
-    rows = [{"layer": 'rt é, "wide"', "loss": 0.1 + 0.2, "half": None}, {"layer": "two\nlines", "loss": 3, "half": 0.5}]
-    with write_table(tmp_path / "new" / "table.csv", rows).open(encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
-    assert found == [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
-    assert not write_table(tmp_path / "empty.csv", []).read_text().strip()

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from runners import records
-from runners.mad.reference import ENTRIES, FOLDER, load_rows
+from runners.mad.rows import ENTRIES, FOLDER, load_rows
 from runners.report import __main__ as report
 from runners.report.__main__ import main
 from runners.report.boards import Board, boards_of
