@@ -28,7 +28,7 @@ ENVIRONMENT = {
 MAINS = {
     "mad": "runners.mad.__main__",
     "c4": "runners.c4.__main__",
-    "compare": "runners.mad.compare",
+    "compare": "runners.compare",
     "mad.reference": "runners.mad.reference.__main__",
     "theory": "runners.theory.__main__",
     "bench": "runners.bench.__main__",

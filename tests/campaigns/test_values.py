@@ -15,7 +15,6 @@ pytest.importorskip("hypothesis", reason="needs the extra dev")
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from runners.mad.compare import CompareOptions
 
 from mixers import MIXERS
 from mixers.registry import find_mixer
@@ -24,6 +23,7 @@ from runners.bench import layers as bench_layers
 from runners.bench import pretraining as bench_pretraining
 from runners.c4.config import Config
 from runners.c4.evaluation.generate import Options as GenerateOptions
+from runners.compare import CompareOptions
 from runners.mad.options import Options
 from runners.mad.reference.__main__ import ReferenceOptions
 from runners.task_names import find_task
