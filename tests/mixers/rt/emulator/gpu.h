@@ -40,7 +40,8 @@ namespace gpu {
 
 struct Index { unsigned x, y, z; };
 struct Gate { int arrived = 0; std::vector<int> waiting; };  // a barrier
-struct Warp { Gate gate; unsigned slot[2][32][8]; };
+constexpr int WIDEST = 32;  // products of a wgmma that a warp exchanges the operands of at once
+struct Warp { Gate gate; unsigned slot[2][32][4 + 2 * WIDEST]; };
 struct Program { Gate gate; char* shared; std::vector<Warp> warps; };
 struct Fiber {
   void* stack;
@@ -124,7 +125,7 @@ inline int next() {  // -1: none is ready
 }
 inline unsigned* mine() { return self->warp->slot[self->parity][self->lane]; }
 // All lanes have written their slots; the next operation uses the other ones.
-inline unsigned (*exchanged())[8] {
+inline unsigned (*exchanged())[4 + 2 * WIDEST] {
   auto slots = self->warp->slot[self->parity];
   self->parity ^= 1;
   pass(self->warp->gate, 32);
@@ -171,19 +172,26 @@ inline unsigned rounded(float x) {
 }
 inline unsigned pack(float x, float y) { return rounded(x) | rounded(y) << 16; }
 
-inline void mma(float (&sum)[4], uint4 a, unsigned b0, unsigned b1) {
-  unsigned* s = gpu::mine();
-  s[0] = a.x, s[1] = a.y, s[2] = a.z, s[3] = a.w, s[4] = b0, s[5] = b1;
+// N products of one block of rows; all lanes have written their parts of it, and of N blocks of columns.
+template <int N>
+inline void products(float (&sum)[N][4]) {
   const int g = gpu::self->lane / 4, j = gpu::self->lane % 4;
   auto slots = gpu::exchanged();
   auto number = [](unsigned v, int e) { return __uint_as_float(e ? v & 0xffff0000u : v << 16); };
-  for (int e = 0; e < 4; e++) {  // row g or g + 8, column 2 j or 2 j + 1
-    const int n = 2 * j + e % 2;
-    for (int k = 0; k < 16; k++) {
-      const int pair = k % 8 / 2, half = k / 8;
-      sum[e] += number(slots[4 * g + pair][2 * half + e / 2], k % 2) * number(slots[4 * n + pair][4 + half], k % 2);
+  for (int i = 0; i < N; i++)
+    for (int e = 0; e < 4; e++) {  // row g or g + 8, column 2 j or 2 j + 1
+      const int n = 2 * j + e % 2;
+      for (int k = 0; k < 16; k++) {
+        const int pair = k % 8 / 2, half = k / 8;
+        sum[i][e] +=
+            number(slots[4 * g + pair][2 * half + e / 2], k % 2) * number(slots[4 * n + pair][4 + 2 * i + half], k % 2);
+      }
     }
-  }
+}
+inline void mma(float (&sum)[4], uint4 a, unsigned b0, unsigned b1) {
+  unsigned* s = gpu::mine();
+  s[0] = a.x, s[1] = a.y, s[2] = a.z, s[3] = a.w, s[4] = b0, s[5] = b1;
+  products<1>(reinterpret_cast<float (&)[1][4]>(sum));
 }
 
 inline void prefetch(const void* from, unsigned bytes) {
@@ -203,9 +211,15 @@ inline uint4 load_block(const uint4* block) {
 }
 template <int N>
 inline void wgmma(float (&sum)[N][4], uint4 a, const uint4* w, int stride) {
+  static_assert(N <= gpu::WIDEST);
   const int g = gpu::self->lane / 4, j = gpu::self->lane % 4;
-  for (int n = 0; n < N; n++)
-    mma(sum[n], a, ((const unsigned*)(w + n * stride + g))[j], ((const unsigned*)(w + n * stride + 8 + g))[j]);
+  unsigned* s = gpu::mine();
+  s[0] = a.x, s[1] = a.y, s[2] = a.z, s[3] = a.w;
+  for (int n = 0; n < N; n++) {
+    s[4 + 2 * n] = ((const unsigned*)(w + n * stride + g))[j];
+    s[5 + 2 * n] = ((const unsigned*)(w + n * stride + 8 + g))[j];
+  }
+  products<N>(sum);
 }
 template <int N>
 inline void wgmma_begin(float (&)[N][4]) {}

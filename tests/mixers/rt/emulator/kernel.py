@@ -61,7 +61,17 @@ def _library(kernel: str, constants: Mapping[str, object]) -> ctypes.CDLL:
     here = Path(__file__).parent
     kernel = kernel.replace("extern __shared__ uint4 shared[];", "uint4* const shared = gpu::shared_memory();")
     text = "\n".join(((here / "gpu.h").read_text(), kernel, (here / "run.h").read_text()))
-    flags = ["-O2", "-std=c++17", "-shared", "-fPIC", "-w", "-fno-strict-aliasing", "-fno-gnu-unique"]
+    flags = [
+        "-O3",
+        "-march=native",
+        "-ffp-contract=off",
+        "-std=c++17",
+        "-shared",
+        "-fPIC",
+        "-w",
+        "-fno-strict-aliasing",
+        "-fno-gnu-unique",
+    ]
     defines = [f"-D{name}={y}" for name, y in constants.items()]
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
