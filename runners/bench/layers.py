@@ -119,10 +119,11 @@ def optimizer_step(
         stepper = Stepper(ensemble, data, batch_size)
         if implementation.graph:
             stepper.capture()
-        stepper.run(0, 1)
+        stepper.begin(0)
+        stepper.take_step()
 
     return Pass(
-        lambda: stepper.run(0, 1),
+        lambda: stepper.take_step(),
         lambda: bool((ensemble.diverged_R < 0).all()),
         tokens=runs * batch_size * data.inputs_ST.shape[1],
         facts={"methods": list(methods), "compiled": ensemble.is_compiled},

@@ -93,10 +93,11 @@ def seconds_left(experiment: Experiment, runs: Sequence[Run], options: Options) 
     stepper = Stepper(ensemble, experiment.instance.split("train"), experiment.protocol.batch_size)
     if devices[0].type == "cuda":
         stepper.capture()
+    stepper.begin(0)
     for first in (True, False):
         began = time.monotonic()
         for _ in range(1 if first else STEPS):
-            stepper.run(0, 1)
+            stepper.take_step()
             stepper.take_loss_sum().sum().item()  # waits for the device
     step = (time.monotonic() - began) / STEPS / len(members) / len(devices)
 

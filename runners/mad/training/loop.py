@@ -170,7 +170,9 @@ def train(
             while loop.step < target:
                 epoch, within_epoch = divmod(loop.step, loop.steps_per_epoch)
                 steps = 1 if on_cpu else min(loop.steps_per_epoch - within_epoch, target - loop.step)
-                loop.stepper.run(epoch, steps)
+                loop.stepper.begin(epoch)
+                for _ in range(steps):
+                    loop.stepper.take_step()
                 loop.step += steps
                 if loop.step == target:
                     break

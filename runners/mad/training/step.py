@@ -33,23 +33,20 @@ class Stepper:
         self.epoch = -1
         self.take_step = self._take_step
 
-    def run(self, epoch: int, steps: int) -> None:
-        """Take ``steps`` steps, all within ``epoch``."""
-        if epoch != self.epoch:
-            # The last batch of an epoch is filled up from its start.
-            seeds = [run.seed for run in self.ensemble.runs]
-            orders = [data_order(seed, epoch, len(self.inputs_ST)) for seed in seeds]
-            shape = self.order_NRB[:, 0].shape
-            order_NRB = torch.from_numpy(np.stack([np.resize(order, shape) for order in orders], axis=1))
+    def begin(self, epoch: int) -> None:
+        """Let the next steps be those of an epoch; its last batch is filled up from its start."""
+        if epoch == self.epoch:
+            return
+        seeds = [run.seed for run in self.ensemble.runs]
+        orders = [data_order(seed, epoch, len(self.inputs_ST)) for seed in seeds]
+        shape = self.order_NRB[:, 0].shape
+        order_NRB = torch.from_numpy(np.stack([np.resize(order, shape) for order in orders], axis=1))
 
-            # From pinned memory the copy does not wait for the device.
-            if self.ensemble.device.type == "cuda":
-                order_NRB = order_NRB.pin_memory()
-            self.order_NRB.copy_(order_NRB, non_blocking=True)
-            self.epoch = epoch
-
-        for _ in range(steps):
-            self.take_step()
+        # From pinned memory the copy does not wait for the device.
+        if self.ensemble.device.type == "cuda":
+            order_NRB = order_NRB.pin_memory()
+        self.order_NRB.copy_(order_NRB, non_blocking=True)
+        self.epoch = epoch
 
     def take_loss_sum(self) -> Tensor:
         """Return the sum of the losses (R,) since the last call."""
