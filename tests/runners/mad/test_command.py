@@ -107,7 +107,7 @@ def test_too_little_memory_is_one_line_that_names_together(
 ) -> None:
     scope: dict[str, Any] = {}
     exec("def run(*_):\n    raise MemoryError('CUDA out of memory. Tried to allocate 3.00 GiB')", scope)
-    monkeypatch.setattr(Stepper, "run", scope["run"])
+    monkeypatch.setattr(Stepper, "_take_step", scope["run"])
     with pytest.raises(SystemExit, match="1"):
         run_command(partial(mad.main, [*COMMAND, "--seeds", "3", "--out", str(tmp_path)]), "")
     error = capsys.readouterr().err

@@ -107,7 +107,7 @@ def test_the_time_of_a_dry_run_is_that_of_the_steps_that_are_left(monkeypatch: p
     """Steps of a second, and evaluations of 3 x 30 sequences where a step has 16."""
     now = [0.0]
     monkeypatch.setattr(preview.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(preview.Stepper, "run", lambda *_: now.__setitem__(0, now[0] + 1.0))
+    monkeypatch.setattr(preview.Stepper, "_take_step", lambda *_: now.__setitem__(0, now[0] + 1.0))
     monkeypatch.setattr(preview.Stepper, "take_loss_sum", lambda self: self.loss_sum_R)
     options, (experiment,) = planned([*COMMAND, "--mixer", "transformer", "--lr", "1e-3", "--seeds", "2"])
     seconds = preview.seconds_left(experiment, options.runs, options)
