@@ -22,7 +22,7 @@ from tyro.conf import Positional
 from mixers.models import LanguageModel
 from mixers.registry import changed, find_mixer, variant_label
 from runners import __version__
-from runners.c4 import checkpoints
+from runners.c4.checkpoints import apart, find_checkpoint, load_run
 from runners.c4.config import INCIDENTAL, Config, config_of
 from runners.c4.data.tokenizer import Tokenizer, load_tokenizer
 from runners.c4.model import build, layer_of
@@ -71,8 +71,8 @@ def export(checkpoint: Path | str, folder: Path | str) -> None:
     folder = Path(folder)
     if folder.exists():
         raise ValueError(f"{folder} exists: name a new folder")
-    file, info = checkpoints.find_checkpoint(checkpoint)
-    model, _ = checkpoints.load_run(file)
+    file, info = find_checkpoint(checkpoint)
+    model, _ = load_run(file)
     tokenizer = (file.parent.parent / TOKENIZER).read_bytes()
 
     # Leave out paths, which mean nothing elsewhere. Write all options of the layer, because defaults may change.
@@ -91,7 +91,7 @@ def export(checkpoint: Path | str, folder: Path | str) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
         made = Path(temporary) / folder.name
-        save_tensors(made / WEIGHTS, checkpoints.apart(model.state_dict()), {})
+        save_tensors(made / WEIGHTS, apart(model.state_dict()), {})
         (made / TOKENIZER).write_bytes(tokenizer)
         write_json(made / CONFIG, description)
         made.rename(folder)
@@ -111,7 +111,7 @@ def load_model(path: Path | str) -> tuple[LanguageModel, Tokenizer]:
     """
     folder = Path(path)
     if (description := _exported(folder)) is None:
-        return checkpoints.load_run(folder)
+        return load_run(folder)
 
     if description.get("tokenizer_checksum") != checksum((folder / TOKENIZER).read_bytes()):
         raise damaged(folder / TOKENIZER, "its checksum does not fit", EXPORT_AGAIN)
@@ -124,12 +124,12 @@ def load_model(path: Path | str) -> tuple[LanguageModel, Tokenizer]:
 def load_config(path: Path | str) -> Config:
     """Load the configuration of a run; arguments and errors are those of ``load_model``."""
     description = _exported(Path(path))
-    return config_of(checkpoints.find_checkpoint(path)[1]) if description is None else Config(**description["config"])
+    return config_of(find_checkpoint(path)[1]) if description is None else Config(**description["config"])
 
 
 def load_settings(path: Path | str) -> dict[str, Any]:
     """Load the settings of a run for ``runners.c4.compare.labels_of``; arguments and errors as ``load_model``."""
-    info = _exported(Path(path)) or checkpoints.find_checkpoint(path)[1]
+    info = _exported(Path(path)) or find_checkpoint(path)[1]
     mixer = info["config"]["mixer"]
     own = changed(info["mixer_options"], find_mixer(mixer).Config)
     settings = {name: value for name, value in info["config"].items() if name not in (*INCIDENTAL, "mixer")}
