@@ -123,7 +123,7 @@ def optimizer_step(
         stepper.take_step()
 
     return Pass(
-        stepper.take_step,
+        lambda: stepper.take_step(),  # keeps the stepper: its tensors are read by the graph that replays
         lambda: bool((ensemble.diverged_R < 0).all()),
         tokens=runs * batch_size * data.inputs_ST.shape[1],
         facts={"methods": list(methods), "compiled": ensemble.is_compiled},
