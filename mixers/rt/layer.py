@@ -15,7 +15,7 @@ from mixers.ops.numerics import HALF, product_dtype
 from mixers.ops.runs import over_runs
 from mixers.rt.dispatch import Chosen, Implementation, choose, recurrence
 from mixers.rt.naive import Weights, key_value
-from mixers.rt.native.matrices import Setting
+from mixers.rt.native.matrices import NativeSetting
 from mixers.rt.native.passes import native_method
 
 
@@ -172,11 +172,11 @@ class RecurrentTransformer(AttentionLayer):
         """Return the outputs of the last layer; a layer works on positions as soon as the layer before has finished."""
         # Triton does not exist on every platform.
         from mixers.rt.wavefront.passes import layers_method
-        from mixers.rt.wavefront.setup import Setting
+        from mixers.rt.wavefront.setup import WavefrontSetting
 
         # What the layers share.
         first = layers[0]
-        setting = Setting(
+        setting = WavefrontSetting(
             slopes_H=first.slopes_H,
             scale=first.shape.residual_scale,
             persistent_norm=first.config.persistent_norm,
@@ -204,7 +204,7 @@ class RecurrentTransformer(AttentionLayer):
                     "convert one of them with .to(...)"
                 )
 
-        setting = Setting(self.slopes_H, self.shape.residual_scale, self.config.persistent_norm)
+        setting = NativeSetting(self.slopes_H, self.shape.residual_scale, self.config.persistent_norm)
         (z_BTD,) = over_runs(native_method(setting), x_BTD, *weights)
         return z_BTD
 

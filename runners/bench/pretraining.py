@@ -42,7 +42,7 @@ from runners.bench.measure import (
 from runners.c4.config import HEAD_WIDTH, Config
 from runners.c4.distributed import World
 from runners.c4.model import build as build_model
-from runners.c4.step import Stepper
+from runners.c4.step import ModelStepper
 from runners.ending import user_errors
 
 LEARNING_RATE = 1e-6
@@ -198,7 +198,7 @@ def model_config(options: Options, layers: int, width: int, mixer: str) -> Confi
 def training_step(config: Config, settings: dict[str, Any], vocabulary: int, device: torch.device) -> Pass:
     """Return the optimizer step of ``runners.c4`` in one process, on random tokens."""
     model = build_model(config, settings, vocabulary).to(device)
-    stepper = Stepper(model, config, World(rank=0, size=1, device=device))
+    stepper = ModelStepper(model, config, World(rank=0, size=1, device=device))
     stepper.keep_gradients()
 
     draws = torch.Generator().manual_seed(0)

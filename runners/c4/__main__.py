@@ -37,7 +37,7 @@ from runners.c4.costs import describe, time_of_run
 from runners.c4.data.sources import find_files
 from runners.c4.distributed import world
 from runners.c4.loop import RunError
-from runners.c4.pretraining import Result, check, check_layer, run
+from runners.c4.pretraining import Result, check_layer, checked_options, train_config
 from runners.c4.progress import with_bits
 from runners.device import find_devices, ran_out_of_memory
 from runners.ending import others_continue, run_command, user_errors
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     several = others_continue(config.mixer, failed, RunError)
                 try:
                     with several:
-                        results.append(run(config, options, here, console))
+                        results.append(train_config(config, options, here, console))
                         print_result(results[-1], len(runs) == 1, console)
                 except StoppedError as error:
                     if here.is_first:
@@ -128,7 +128,7 @@ def read(arguments: Sequence[str]) -> list[Run]:
     own = applicable("mixer", nested["mixer"], configs, partial(print, file=sys.stderr))
     points = product(names, dict.fromkeys(values["lr"]), dict.fromkeys(values["seed"]))
     runs = [Config(**{**values, "mixer": mixer, "lr": lr, "seed": seed}) for mixer, lr, seed in points]
-    return [(config, check(config, own[config.mixer])) for config in map(with_tokenizer, runs)]
+    return [(config, checked_options(config, own[config.mixer])) for config in map(with_tokenizer, runs)]
 
 
 def print_costs(runs: Sequence[Run]) -> None:

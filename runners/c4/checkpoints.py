@@ -45,7 +45,7 @@ TRAIN_AGAIN = "delete it and the record.json of its run, and run the command of 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class StepRow:
     """One optimizer step.
 
     Attributes:
@@ -73,19 +73,19 @@ class Row:
     validation_loss: float | None = None
 
 
-COLUMNS = [field.name for field in fields(Row)]
+COLUMNS = [field.name for field in fields(StepRow)]
 
 
-def rows_of(tensors: dict[str, Tensor]) -> list[Row]:
+def rows_of(tensors: dict[str, Tensor]) -> list[StepRow]:
     """Return the rows in a checkpoint, one for each step before it."""
     rows = []
     for values in tensors[CURVE].tolist():
         numbers: dict[str, Any] = {name: None if math.isnan(y) else y for name, y in zip(COLUMNS, values, strict=True)}
-        rows.append(Row(**{**numbers, "step": int(values[0]), "tokens": int(values[1])}))
+        rows.append(StepRow(**{**numbers, "step": int(values[0]), "tokens": int(values[1])}))
     return rows
 
 
-def write_curve(folder: Path, rows: Sequence[Row]) -> None:
+def write_curve(folder: Path, rows: Sequence[StepRow]) -> None:
     """Write the rows of a run for its user."""
     write_atomically(folder / "curve.csv", partial(pd.DataFrame(rows, columns=COLUMNS).to_csv, index=False))
 
@@ -130,7 +130,7 @@ def load_newest(folder: Path, load: Callable[[Path], T], speaks: bool = True) ->
 
 def save(
     folder: Path,
-    rows: Sequence[Row],
+    rows: Sequence[StepRow],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     info: dict[str, Any],

@@ -64,7 +64,7 @@ def compare(found: Sequence[Record], out: Path, console: Console) -> None:
 
     for (name, tokens), of_text in texts.items():
         groups = by_label(of_text)
-        table = table_of(groups)
+        table = loss_table(groups)
         print_table(table, f"validation loss on {tokens:,} tokens of text {name}", console)
 
         # The chart's name is a hash of its runs.
@@ -77,7 +77,7 @@ def compare(found: Sequence[Record], out: Path, console: Console) -> None:
         console.print(f"chart: {chart}\ntable: {chart.with_suffix('.csv')}", soft_wrap=True)
 
 
-def table_of(groups: Mapping[str, Sequence[Record]]) -> pd.DataFrame:
+def loss_table(groups: Mapping[str, Sequence[Record]]) -> pd.DataFrame:
     """Return a table with a row for each group of runs, low losses first; a group of which a run diverged has none."""
     rows = []
     for label, group in groups.items():

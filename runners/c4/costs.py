@@ -18,7 +18,7 @@ from runners.c4.config import TOKENIZER, Config
 from runners.c4.data.tokenizer import load_tokenizer, vocab_size
 from runners.c4.distributed import World
 from runners.c4.model import LOGITS, build, layer_of, padded_vocab
-from runners.c4.step import Stepper
+from runners.c4.step import ModelStepper
 from runners.progress import spell
 
 VOCABULARY = 32_100
@@ -171,7 +171,7 @@ def time_of_run(config: Config, options: dict[str, Any], device: torch.device) -
 
     gc.collect()  # the CUDA graphs of a model before hold their memory in cycles of references
     torch.manual_seed(config.seed)
-    stepper = Stepper(build(config, options, vocab_size).to(device), config, World(rank=0, size=1, device=device))
+    stepper = ModelStepper(build(config, options, vocab_size).to(device), config, World(rank=0, size=1, device=device))
     stepper.keep_gradients()
     tokens_BT = torch.randint(vocab_size, (config.batch_size, config.seq_len + 1), device=device)
     for done in range(1 + STEPS):

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from runners.c4.checkpoints import Row, load_newest, restore, rows_of, save
+from runners.c4.checkpoints import StepRow, load_newest, restore, rows_of, save
 from runners.c4.config import Config
 from runners.c4.costs import peak_flops
 from runners.c4.data.corpus import Corpus, Windows
 from runners.c4.distributed import World, whole
 from runners.c4.evaluation.evaluate import log_spaced, validation_loss, windows_together
 from runners.c4.model import build
-from runners.c4.step import Stepper, learning_rate
+from runners.c4.step import ModelStepper, learning_rate
 from runners.files import load_tensors
 from runners.interrupt import StoppedError, asked_to_stop
 
@@ -71,17 +71,17 @@ class Loop:
         # Model and optimizer.
         model = build(config, options, corpus.manifest.vocab_size).to(world.device)
         torch.manual_seed(config.seed)
-        self.stepper = Stepper(model, config, world)
+        self.stepper = ModelStepper(model, config, world)
 
         # Steps done.
-        self.rows: list[Row] = []
+        self.rows: list[StepRow] = []
         if (found := load_newest(folder, load_tensors, world.is_first)) is not None:
             tensors, _ = found
             self.rows = rows_of(tensors)
             restore(folder, tensors, self.stepper.objective, self.stepper.optimizer)
         self.stepper.keep_gradients()
 
-    def finish(self, watch: Callable[[Row], object]) -> list[Row]:
+    def train_remaining(self, watch: Callable[[StepRow], object]) -> list[StepRow]:
         """Train the remaining steps, and return the rows of all.
 
         Args:
@@ -122,7 +122,7 @@ class Loop:
                 seconds = time.perf_counter() - started
                 speed = config.batch_size * config.seq_len / seconds
                 on_gpu = world.device.type == "cuda"
-                row = Row(
+                row = StepRow(
                     step=step + 1,
                     tokens=(step + 1) * config.batch_size * config.seq_len,
                     loss=mean_loss,

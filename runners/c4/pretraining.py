@@ -1,6 +1,7 @@
 """Pretraining from a configuration to a result: one run, or the paper's grid of runs.
 
-The Python function ``pretrain`` and the command ``python -m runners.c4`` both build a configuration and ``run`` it.
+The Python function ``pretrain`` and the command ``python -m runners.c4`` both build a configuration for
+``train_config``.
 """
 
 import gc
@@ -61,7 +62,7 @@ class Result:
         return loss_of(self.record)
 
     def curve(self) -> list[dict[str, Any]]:
-        """Return one dict per step, with the attributes of ``runners.c4.checkpoints.Row`` as keys; NaN for no value.
+        """Return one dict per step, with the fields of ``runners.c4.checkpoints.StepRow`` as keys; NaN for no value.
 
         ``pandas.DataFrame(result.curve())`` makes a table of it.
         """
@@ -107,12 +108,12 @@ def pretrain(
     given = from_keywords(PRESETS[preset], "pretrain", {"mixer": name, **options})
     own = applicable("mixer", layer_options, {name: find_mixer(name).Config}, print)[name]
     config = with_tokenizer(given)
-    own = check(config, own)
+    own = checked_options(config, own)
     with world(config.device) as here:
-        return run(config, own, here, console_of_call(quiet=not (progress and here.is_first)))
+        return train_config(config, own, here, console_of_call(quiet=not (progress and here.is_first)))
 
 
-def check(config: Config, options: dict[str, Any]) -> dict[str, Any]:
+def checked_options(config: Config, options: dict[str, Any]) -> dict[str, Any]:
     """Check what can be checked before anything is written.
 
     Args:
@@ -164,12 +165,12 @@ def check_memory(config: Config, options: dict[str, Any], world: World) -> None:
     require_memory(needed, world.device, "training", "lower --width, --layers, --batch-size or --micro-batch-size")
 
 
-def run(config: Config, options: dict[str, Any], world: World, console: Console) -> Result:
+def train_config(config: Config, options: dict[str, Any], world: World, console: Console) -> Result:
     """Prepare the data, train one run or all of a search, and draw the curves.
 
     Args:
         config: configuration of the run.
-        options: options of the layer that ``check`` has returned.
+        options: options of the layer that ``checked_options`` has returned.
         world: the processes.
         console: console for progress; silent in all processes but the first.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from runners.c4.checkpoints import Row
+from runners.c4.checkpoints import StepRow
 from runners.progress import SECONDS_BETWEEN_LINES, SECONDS_TO_FIRST_LINE, progress_bars, spell
 from runners.records import Record
 from runners.tracking import Tracking
@@ -32,7 +32,7 @@ class Progress:
         after_step: is called after each step.
     """
 
-    after_step: Callable[[Row], object] | None = None
+    after_step: Callable[[StepRow], object] | None = None
 
     def __init__(self, console: Console, tracking: Tracking) -> None:
         self.console = console
@@ -41,12 +41,12 @@ class Progress:
         self._task = self._bars.add_task("", figures="", start=False)
         self._wandb: Any = None
 
-    def began(self, name: str, described: dict[str, Any], row: Row | None) -> None:
+    def began(self, name: str, described: dict[str, Any], row: StepRow | None) -> None:
         """A run begins, or continues after ``row``."""
         config, done = described["config"], row.step if row else 0
         self._steps = config["steps"]
         self._bytes_per_token = described["corpus"]["bytes_per_token"]
-        self._recent = deque[Row](maxlen=RECENT)
+        self._recent = deque[StepRow](maxlen=RECENT)
         self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
 
         # A line for logs, and the bar.
@@ -64,7 +64,7 @@ class Progress:
                 project=PROJECT, job_type="pretraining", group=group, name=name, run_id=name, config=config | others
             )
 
-    def stepped(self, row: Row) -> None:
+    def stepped(self, row: StepRow) -> None:
         """Advance the bar; print a line if the step was evaluated, or if one is due in a log."""
         if self._wandb is not None:
             self._wandb.log({name: value for name, value in vars(row).items() if value is not None}, step=row.step)

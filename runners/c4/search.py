@@ -12,7 +12,7 @@ import pandas as pd
 from optuna.distributions import FloatDistribution
 from rich.console import Console
 
-from runners.c4.checkpoints import Row
+from runners.c4.checkpoints import StepRow
 from runners.c4.config import Config, identity
 from runners.c4.data.corpus import Corpus
 from runners.c4.distributed import World
@@ -119,7 +119,7 @@ def report_step(
     run: str,
     params: Mapping[str, float],
     trials: list[optuna.Trial],
-    row: Row,
+    row: StepRow,
 ) -> None:
     """Report an evaluation of a run, whose trial begins with its first step and is kept in ``trials``."""
     if not trials:

@@ -27,7 +27,7 @@ class Objective(nn.Module):
         return mean_loss(self.model, tokens_BT)
 
 
-class Stepper:
+class ModelStepper:
     """A model and its optimizer, which step together.
 
     Args:

@@ -14,7 +14,7 @@ from mixers.ops.numerics import product_precision
 from mixers.registry import changed, variant_label
 from runners import records
 from runners.c4 import checkpoints
-from runners.c4.checkpoints import Row
+from runners.c4.checkpoints import StepRow
 from runners.c4.config import Config, Identity, description, identity
 from runners.c4.costs import facts
 from runners.c4.data.corpus import Corpus, Windows, bytes_per_token
@@ -113,7 +113,7 @@ def _train(
         progress.began(folder.name, described, loop.rows[-1] if loop.rows else None)
     diverged_step = None
     try:
-        rows = loop.finish(progress.stepped)
+        rows = loop.train_remaining(progress.stepped)
     except DivergedError as error:
         rows, diverged_step = loop.rows, len(loop.rows) + 1
         progress.console.print(f"diverged: {error}", soft_wrap=True)
@@ -128,7 +128,7 @@ def _record(
     config: Config,
     options: dict[str, Any],
     described: dict[str, Any],
-    rows: Sequence[Row],
+    rows: Sequence[StepRow],
     diverged_step: int | None,
     world: World,
 ) -> Record:

@@ -33,7 +33,7 @@ from rich.console import Console
 from runners.device import find_devices
 from runners.ending import run_command, user_errors
 from runners.mad.checks import check
-from runners.mad.chosen import delete_models, look_into
+from runners.mad.chosen import delete_models, diagnose_best
 from runners.mad.experiment import choose_layers, plan
 from runners.mad.options import read_options
 from runners.mad.points import chosen, points
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with user_errors(ValueError, OSError):
         for experiment, table in train_studies(experiments, options, console):
             print_study(table, console)
-            look_into(experiment, options, say)
+            diagnose_best(experiment, options, say)
             delete_models(experiment, table, options)
             say(f"stored in {experiment.folder(options.out)}\n")
             tables.append(table)

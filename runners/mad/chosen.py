@@ -31,10 +31,10 @@ def missing_runs(experiment: Experiment, options: Options) -> list[Run]:
     def unfinished(runs: Sequence[Run]) -> list[Run]:
         return [run for run in runs if not is_finished(experiment.folder_of(run, options.out))]
 
-    return unfinished(options.runs) or unfinished(choose_and_repeat(experiment, options)[1])
+    return unfinished(options.runs) or unfinished(chosen_and_repeats(experiment, options)[1])
 
 
-def choose_and_repeat(experiment: Experiment, options: Options) -> tuple[GridPoint | None, list[Run]]:
+def chosen_and_repeats(experiment: Experiment, options: Options) -> tuple[GridPoint | None, list[Run]]:
     """Choose a point of a finished grid, and name the runs that repeat it with more seeds.
 
     Returns:
@@ -66,7 +66,9 @@ def saved_step(folder: Path) -> int:
     return int(load_info(path)["step"]) if path.exists() else 0
 
 
-def read_test(experiment: Experiment, runs: Sequence[tuple[Path, Record]], device: torch.device, together: int) -> None:
+def evaluate_on_test(
+    experiment: Experiment, runs: Sequence[tuple[Path, Record]], device: torch.device, together: int
+) -> None:
     """Evaluate finished runs on the test split and the extrapolation sets, once, and write that into their records.
 
     Args:
@@ -160,7 +162,7 @@ def runs_of_choice(table: pd.DataFrame) -> pd.DataFrame:
     return of_point if of_point.empty else of_point.sort_values("validation.score", ascending=False)
 
 
-def look_into(experiment: Experiment, options: Options, say: Say) -> None:
+def diagnose_best(experiment: Experiment, options: Options, say: Say) -> None:
     """Diagnose the best model of a study, unless its files are there; say where they are and what they lack."""
     folder = experiment.folder(options.out)
     runs = runs_of_choice(table_of(read_all(folder)))

@@ -16,7 +16,7 @@ import pandas as pd
 from rich.console import Console
 
 from runners.mad.points import HALF, GridPoint, choose, chosen, points
-from runners.mad.tables import KINDS, Row, accuracies, costs_of, in_order, labelled, print_notes, table_of
+from runners.mad.tables import KINDS, Row, accuracies, costs_of, in_order, labelled, print_notes, printed_table
 from runners.tables import COSTS, FOOTNOTE, fits
 
 SHARED = ("task_config", "width", "mlp_width", "layers", "steps", "batch_size", "evaluations", "optimizer")
@@ -114,15 +114,15 @@ def print_rankings(own: pd.DataFrame, reference: pd.DataFrame | None, console: C
     for _, members in found.groupby("group", sort=False):
         rows = [(y["name"], [str(y["rank"]), *accuracies(y)], costs_of(y)) for y in members.to_dict("records")]
         title = f"{members['setting'].iloc[0]}: yours (→) among the reference rows, by token accuracy"
-        wide.append(table_of(title, ("layer", "", *KINDS, *COSTS), [(name, y + costs) for name, y, costs in rows]))
-        narrow.append(table_of(title, ("layer", "", *KINDS), [(name, y) for name, y, _ in rows]))
+        wide.append(printed_table(title, ("layer", "", *KINDS, *COSTS), [(name, y + costs) for name, y, costs in rows]))
+        narrow.append(printed_table(title, ("layer", "", *KINDS), [(name, y) for name, y, _ in rows]))
 
     is_wide = all(fits(table, console) for table in wide)
     for table in wide if is_wide else narrow:
         console.print(table)
     if not is_wide:
         each = found.drop_duplicates("label").sort_values("own", ascending=False, kind="stable").to_dict("records")
-        console.print(table_of("costs", ("layer", *COSTS), [(row["name"], costs_of(row)) for row in each]))
+        console.print(printed_table("costs", ("layer", *COSTS), [(row["name"], costs_of(row)) for row in each]))
     if mine:
         print_notes(found, console)
         console.print(FOOTNOTE)

@@ -17,7 +17,7 @@ from runners import records
 SHIPPED = Path(__file__).parents[2] / "results" / "reference"
 FOLDER = SHIPPED if SHIPPED.is_dir() else Path("results/reference")
 """Folder in the checkout of this file; without a checkout, in the current folder."""
-Protocol = Literal["full", "quick"]
+ReferencePreset = Literal["full", "quick"]
 """Presets of the reference results."""
 
 
@@ -69,7 +69,7 @@ LAYERS = tuple(entry for entry in ENTRIES.values() if entry.name == entry.mixer)
 """The rows of the registered layers with their defaults, among which a layer is ranked."""
 
 
-def file_of(folder: Path, preset: Protocol, entry: Entry, task: str) -> Path:
+def file_of(folder: Path, preset: ReferencePreset, entry: Entry, task: str) -> Path:
     """Return the file of a row on a task, in the folder of all reference results."""
     return (folder if preset == "full" else folder / preset) / entry.name / f"{task}.jsonl"
 
@@ -93,11 +93,11 @@ def load(name: str, tasks: Iterable[str]) -> pd.DataFrame | None:
     folder = FOLDER if name == "shipped" else Path(name)
     if name != "shipped" and not folder.is_dir():
         raise ValueError(f"--reference {name} is no folder: give shipped, none, or a folder of reference results")
-    return load_rows(folder, get_args(Protocol), LAYERS, tasks)
+    return load_rows(folder, get_args(ReferencePreset), LAYERS, tasks)
 
 
 def load_rows(
-    folder: Path, presets: Iterable[Protocol], entries: Iterable[Entry], tasks: Iterable[str]
+    folder: Path, presets: Iterable[ReferencePreset], entries: Iterable[Entry], tasks: Iterable[str]
 ) -> pd.DataFrame:
     """Return the table of the records of rows on tasks, as far as they are there, in the order of tasks and rows.
 

@@ -39,7 +39,15 @@ from runners.device import device_name, find_devices, ran_out_of_memory
 from runners.files import DamagedFileError, save_tensors
 from runners.interrupt import INTERRUPTED, StoppedError
 from runners.mad.checks import runs_at_once
-from runners.mad.chosen import CHECKPOINT, MODEL, choose_and_repeat, missing_runs, read_runs, read_test, saved_step
+from runners.mad.chosen import (
+    CHECKPOINT,
+    MODEL,
+    chosen_and_repeats,
+    evaluate_on_test,
+    missing_runs,
+    read_runs,
+    saved_step,
+)
 from runners.mad.display import Display
 from runners.mad.experiment import Experiment
 from runners.mad.options import BOUNDS, Options
@@ -93,7 +101,7 @@ def train_studies(
                     display.waiting(len(missing))
                     time.sleep(SECONDS_BETWEEN_LOOKS)
             display.close()
-            yield experiment, search.read_results()
+            yield experiment, search.evaluate_chosen()
 
 
 class Search:
@@ -218,17 +226,17 @@ class Search:
             (folder / CHECKPOINT).unlink(missing_ok=True)
         display.finished(results)
 
-    def read_results(self) -> pd.DataFrame:
+    def evaluate_chosen(self) -> pd.DataFrame:
         """Read the test split for the chosen point of the finished grid; return the table of its records.
 
         The point that all runs of the study choose, those of other grids included, is read, too.
         """
-        chosen, repeats = choose_and_repeat(self.experiment, self.options)
+        chosen, repeats = chosen_and_repeats(self.experiment, self.options)
         finished = self._finished()
         points = {chosen, choose(table_of(finished), ())}
         selected = [(file.parent, record) for file, record in finished if (record.lr, record.weight_decay) in points]
         try:
-            read_test(self.experiment, selected, self.device, self.limit)
+            evaluate_on_test(self.experiment, selected, self.device, self.limit)
         except DamagedFileError as error:
             self.display.say(f"no test accuracy: {error}")
         return table_of(read_runs(self.experiment, [*self.options.runs, *repeats], self.options.out))

@@ -133,14 +133,14 @@ def print_comparison(found: pd.DataFrame, console: Console) -> None:
 
     title = "test accuracy of the points chosen on validation"
     tree = "task\n" + "  family\n" * is_grouped + f"{indent}layer"
-    table = table_of(title, (tree, *KINDS, *COSTS), [(label, figures + costs) for label, figures, costs in lines])
+    table = printed_table(title, (tree, *KINDS, *COSTS), [(label, figures + costs) for label, figures, costs in lines])
     if fits(table, console):
         console.print(table)
     else:
         each = found.drop_duplicates("label").to_dict("records")
-        console.print(table_of(title, (tree, *KINDS), [(label, figures) for label, figures, _ in lines]))
-        console.print(table_of("costs", ("layer", *COSTS), [(row["label"], costs_of(row)) for row in each]))
-    table = table_of("beyond training: sequence / token accuracy", ("task\n  set", *labels), beyond)
+        console.print(printed_table(title, (tree, *KINDS), [(label, figures) for label, figures, _ in lines]))
+        console.print(printed_table("costs", ("layer", *COSTS), [(row["label"], costs_of(row)) for row in each]))
+    table = printed_table("beyond training: sequence / token accuracy", ("task\n  set", *labels), beyond)
     if beyond and 1 < len(labels) <= FEW and fits(table, console):
         console.print(table)
     print_notes(found, console)
@@ -158,7 +158,7 @@ def labelled(found: pd.DataFrame) -> pd.DataFrame:
     """
     rows = found.to_dict("records")
     names = [(row["task"], row["difficulty"]) for row in rows]
-    words = _differences(names, names, [row["task_config"] for row in rows])
+    words = _distinguishing(names, names, [row["task_config"] for row in rows])
     for row, word in zip(rows, words, strict=True):
         named = ", ".join(filter(None, (row["difficulty"] if row["difficulty"] != "baseline" else "", word)))
         row["setting"] = f"{row['task']} ({named})" if named else row["task"]
@@ -170,10 +170,10 @@ def labelled(found: pd.DataFrame) -> pd.DataFrame:
         lrs, decays = (sorted(set(rates)) for rates in zip(*row["grid"], strict=True))
         grid = {"lr": " ".join(map(str, lrs)), "weight_decay": " ".join(map(str, decays))}
         trained.append({name: row[name] for name in SETTINGS} | row["optimizer"] | grid)
-    everywhere = _differences([""] * len(rows), places, trained)
+    everywhere = _distinguishing([""] * len(rows), places, trained)
     layers = [row["layer"] for row in rows]
     for row, *found_words in zip(
-        rows, _differences(layers, places, [row["mixer_config"] for row in rows]), everywhere, strict=True
+        rows, _distinguishing(layers, places, [row["mixer_config"] for row in rows]), everywhere, strict=True
     ):
         word = ", ".join(filter(None, found_words))
         row["label"] = f"{row['layer']} ({word})" if word else row["layer"]
@@ -181,7 +181,7 @@ def labelled(found: pd.DataFrame) -> pd.DataFrame:
     # Studies with equal settings differ in the user's code; fingerprints tell them apart.
     names = [(row["label"], row["setting"]) for row in rows]
     codes = [{"code": row["fingerprint"][:8]} for row in rows]
-    for row, word in zip(rows, _differences(names, names, codes), strict=True):
+    for row, word in zip(rows, _distinguishing(names, names, codes), strict=True):
         row["label"] += word and f" ({word})"
     columns = [*found, *(name for name in ("label", "setting") if name not in found)]
     return in_order(pd.DataFrame(rows, columns=columns))
@@ -240,7 +240,7 @@ def print_notes(found: pd.DataFrame, console: Console) -> None:
         console.print("quick: small settings, not the published protocol")
 
 
-def table_of(title: str | None, headings: Sequence[str], lines: Sequence[Line]) -> Table:
+def printed_table(title: str | None, headings: Sequence[str], lines: Sequence[Line]) -> Table:
     """Make a table of labels and cells, with a line above each task."""
     table = Table(title=title, title_justify="left")
     table.add_column(headings[0], overflow="fold")
@@ -267,7 +267,7 @@ def _of_points(found: pd.DataFrame, columns: Mapping[str, str]) -> Table:
     return table
 
 
-def _differences(
+def _distinguishing(
     names: Sequence[Hashable], places: Sequence[Hashable], settings: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     """Return for each entry, as text, its settings in which entries of its name differ that share a place."""

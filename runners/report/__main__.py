@@ -34,7 +34,7 @@ from runners.report import curves, language
 from runners.report.boards import METRICS, TITLES, YOURS, boards_of
 from runners.report.correlation import LEAST, SIGNIFICANT
 from runners.report.pictures import PICTURES, picture_of
-from runners.report.published import anchors, papers_claims, read_benchmarks, read_claims, table_of
+from runners.report.published import anchors, benchmark_table, papers_claims, read_benchmarks, read_claims
 from runners.report.svg import DASHES, MARKS
 from runners.style import DARK
 from runners.tables import abbreviated
@@ -163,7 +163,7 @@ def write_page(path: Path, name: str, content: dict[str, Any]) -> None:
     environment.globals |= {
         "link": lambda target: Path(os.path.relpath(target, path.parent)).as_posix(),
         "grid": lambda point, i: ", ".join(f"{y:g}" for y in sorted({rates[i] for rates in point["grid"]})),
-        "table_of": table_of,
+        "benchmark_table": benchmark_table,
         "colors": DARK,
         "dashes": DASHES,
         "shapes": MARKS,

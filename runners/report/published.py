@@ -109,7 +109,7 @@ def anchors(benchmarks: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]
     return found
 
 
-def table_of(benchmark: Mapping[str, Any]) -> list[list[str]]:
+def benchmark_table(benchmark: Mapping[str, Any]) -> list[list[str]]:
     """Return the headings and a row for each cell of a benchmark."""
     cells = benchmark["cells"]
     place = [name for name in PLACE if any(cell.get(name) not in (None, False) for cell in cells)]

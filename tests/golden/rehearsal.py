@@ -23,7 +23,7 @@ from mixers.models import BACKBONES, LanguageModel
 from runners.c4.config import Config
 from runners.c4.distributed import World
 from runners.c4.model import build, mean_loss
-from runners.c4.step import Stepper, learning_rate
+from runners.c4.step import ModelStepper, learning_rate
 from runners.mad.training.loop import train
 from runners.mad.training.protocol import Optimizer, Protocol, Run
 from tasks import TASKS
@@ -106,7 +106,7 @@ def language_model(entry: Entry) -> list[float | None]:
 def pretrain(config: Config, options: dict[str, Any]) -> tuple[LanguageModel, list[float]]:
     """Train a language model on random tokens; return it with the losses of ``language_model``."""
     model = build(config, options, VOCABULARY)
-    stepper = Stepper(model, config, World(rank=0, size=1, device=CPU))
+    stepper = ModelStepper(model, config, World(rank=0, size=1, device=CPU))
     stepper.keep_gradients()
 
     generator, losses = torch.Generator().manual_seed(0), []

@@ -8,7 +8,7 @@ from torch import Tensor
 from mixers.ops.weights import LayerWeights
 
 
-class Setting(NamedTuple):
+class NativeSetting(NamedTuple):
     """Settings of a layer.
 
     Attributes:
@@ -61,7 +61,7 @@ class Matrices(NamedTuple):
     pairs_RED: Tensor
 
     @classmethod
-    def of(cls, weights: LayerWeights, setting: Setting, order: Order) -> "Matrices":
+    def of(cls, weights: LayerWeights, setting: NativeSetting, order: Order) -> "Matrices":
         """Return the matrices made from weights with a leading run axis."""
         wqkv = torch.cat([order.spread(w) for w in (weights.wq_DD, weights.wk_DD, weights.wv_DD)], 1)
         project = wqkv * weights.norm_D[:, None]
@@ -74,7 +74,7 @@ class Matrices(NamedTuple):
             pairs_RED=(project if setting.persistent_norm else wqkv)[:, size:],
         )
 
-    def through(self, weights: LayerWeights, setting: Setting, order: Order, dgain_RW: Tensor) -> LayerWeights:
+    def through(self, weights: LayerWeights, setting: NativeSetting, order: Order, dgain_RW: Tensor) -> LayerWeights:
         """Return the gradients of the weights; ``self`` holds the gradients of the matrices.
 
         Args:
@@ -111,7 +111,7 @@ class Matrices(NamedTuple):
         )
 
 
-def query_gain(weights: LayerWeights, setting: Setting, order: Order) -> Tensor:
+def query_gain(weights: LayerWeights, setting: NativeSetting, order: Order) -> Tensor:
     """Return the factor (R, W) of normed queries: 1/sqrt(K) times the gains of queries and keys.
 
     The gain of the keys can be applied to the queries, because logits contain only products of both.

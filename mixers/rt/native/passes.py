@@ -15,7 +15,7 @@ from mixers.ops.native.library import compiled
 from mixers.ops.native.threads import share_among_threads, workers_for
 from mixers.ops.numerics import NORM_EPS
 from mixers.ops.weights import LayerWeights
-from mixers.rt.native.matrices import Matrices, Order, Setting, query_gain
+from mixers.rt.native.matrices import Matrices, NativeSetting, Order, query_gain
 
 SOURCE = Path(__file__).with_name("layer.c")
 
@@ -67,7 +67,7 @@ def library(dtype: torch.dtype, heads: int, head_dim: int) -> ctypes.CDLL | None
     return found
 
 
-def native_method(setting: Setting) -> Method:
+def native_method(setting: NativeSetting) -> Method:
     """Return a layer as an operation on inputs (R, B, T, D) and the fields of ``LayerWeights``.
 
     The operation returns outputs (R, B, T, D). All tensors have the same dtype, float32 or float64, on the CPU.
@@ -87,7 +87,7 @@ def native_method(setting: Setting) -> Method:
 class _Layer:
     """Both passes of one layer."""
 
-    def __init__(self, x_RBTD: Tensor, weights: LayerWeights, setting: Setting) -> None:
+    def __init__(self, x_RBTD: Tensor, weights: LayerWeights, setting: NativeSetting) -> None:
         self._x_RBTD, self._weights, self._setting = x_RBTD.contiguous(), weights, setting
         heads = len(setting.slopes_H)
         found = library(x_RBTD.dtype, heads, x_RBTD.shape[3] // heads)

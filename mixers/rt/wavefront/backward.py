@@ -32,7 +32,7 @@ from mixers.rt.wavefront.launch import (
     strided,
 )
 from mixers.rt.wavefront.schedule import CHUNK, Wave
-from mixers.rt.wavefront.setup import Pass, Setting
+from mixers.rt.wavefront.setup import Pass, WavefrontSetting
 from mixers.rt.wavefront.weights import Operands, weight_gradients
 
 
@@ -68,7 +68,9 @@ class Backward(Pass):
         saved: tensors of ``Forward.run``.
     """
 
-    def __init__(self, dz_RBTD: Tensor, weights: LayerWeights, setting: Setting, saved: tuple[Tensor, ...]) -> None:
+    def __init__(
+        self, dz_RBTD: Tensor, weights: LayerWeights, setting: WavefrontSetting, saved: tuple[Tensor, ...]
+    ) -> None:
         super().__init__(dz_RBTD, weights, setting)
         self.dz_RBTD = dz_RBTD
         self.weights = weights

@@ -30,7 +30,7 @@ from mixers.rt.wavefront.launch import (
     strided,
 )
 from mixers.rt.wavefront.schedule import CHUNK, Wave
-from mixers.rt.wavefront.setup import Pass, Setting
+from mixers.rt.wavefront.setup import Pass, WavefrontSetting
 from mixers.rt.wavefront.weights import Operands
 
 
@@ -61,7 +61,7 @@ class Forward(Pass):
         setting: settings that layers share.
     """
 
-    def __init__(self, x_RBTD: Tensor, weights: LayerWeights, setting: Setting) -> None:
+    def __init__(self, x_RBTD: Tensor, weights: LayerWeights, setting: WavefrontSetting) -> None:
         super().__init__(x_RBTD, weights, setting)
         self.x_RBTD = x_RBTD
         self.saved = Kept.saved(self.sizes)

@@ -62,7 +62,7 @@ from mixers.ops.weights import LayerWeights
 from mixers.rt.wavefront.backward import Backward
 from mixers.rt.wavefront.forward import Forward
 from mixers.rt.wavefront.schedule import CHUNK
-from mixers.rt.wavefront.setup import Setting
+from mixers.rt.wavefront.setup import WavefrontSetting
 
 HEAD_DIMS = (16, 32, 64, 128)
 
@@ -88,7 +88,7 @@ def unsupported(D: int, H: int, block: int, dtype: torch.dtype, device: torch.de
     return None
 
 
-def layers_method(layers: int, setting: Setting) -> Method:
+def layers_method(layers: int, setting: WavefrontSetting) -> Method:
     """Return a stack of layers as an operation on inputs and weights, which returns outputs (R, B, T, D), all float32.
 
     The operation takes inputs (R, B, T, D), then each field of ``LayerWeights`` for all layers in order.
@@ -123,7 +123,7 @@ def layers_method(layers: int, setting: Setting) -> Method:
     return Method(forward, backward, label="rt wavefront")
 
 
-def _check(x_RBTD: Tensor, setting: Setting) -> None:
+def _check(x_RBTD: Tensor, setting: WavefrontSetting) -> None:
     reason = unsupported(x_RBTD.shape[-1], len(setting.slopes_H), setting.block, setting.dtype, x_RBTD.device)
     if reason is not None:
         raise ValueError(f"no kernel for {reason}")

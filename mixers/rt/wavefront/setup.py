@@ -13,7 +13,7 @@ from mixers.rt.wavefront.weights import key_gain, operands_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class WavefrontSetting:
     """Settings that layers share.
 
     Attributes:
@@ -69,7 +69,7 @@ class Sizes:
         return self.D // self.H
 
     @staticmethod
-    def of(x_RBTD: Tensor, weights: LayerWeights, setting: Setting) -> "Sizes":
+    def of(x_RBTD: Tensor, weights: LayerWeights, setting: WavefrontSetting) -> "Sizes":
         """Sizes for inputs, and weights with a leading axis of layers (R = 1) or runs."""
         R, B, T, D = x_RBTD.shape
         L = len(weights.wq_DD)
@@ -107,7 +107,7 @@ class Pass:
         setting: settings that layers share.
     """
 
-    def __init__(self, y_RBTD: Tensor, weights: LayerWeights, setting: Setting) -> None:
+    def __init__(self, y_RBTD: Tensor, weights: LayerWeights, setting: WavefrontSetting) -> None:
         self.setting = setting
         self.sizes = sizes = Sizes.of(y_RBTD, weights, setting)
         self.operands = operands_of(weights, setting.persistent_norm, setting.dtype)

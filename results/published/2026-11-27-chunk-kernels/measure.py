@@ -26,7 +26,7 @@ from mixers.rt.wavefront import chunk, schedule
 from mixers.rt.wavefront.backward import Backward
 from mixers.rt.wavefront.forward import Forward
 from mixers.rt.wavefront.passes import layers_method
-from mixers.rt.wavefront.setup import Setting
+from mixers.rt.wavefront.setup import WavefrontSetting
 
 LENGTH, HEAD_DIM, DEVICE = 512, 64, torch.device("cuda", 0)
 STEPS = {"forward": ("attend", "out", "mlp", "z", "kv"), "backward": ("pair", "kv", "mlp", "u", "out")}
@@ -67,7 +67,9 @@ class Case:
         self.x, self.dz = (torch.randn(1, B, LENGTH, D, device=DEVICE) for _ in range(2))
         H = D // HEAD_DIM
         slopes = 2.0 ** -torch.linspace(8 / H, 8, H, device=DEVICE)
-        self.setting = Setting(slopes_H=slopes, scale=(2 * self.L) ** -0.5, persistent_norm=True, dtype=torch.bfloat16)
+        self.setting = WavefrontSetting(
+            slopes_H=slopes, scale=(2 * self.L) ** -0.5, persistent_norm=True, dtype=torch.bfloat16
+        )
 
     def forward(self) -> Any:
         """Outputs and what the backward needs."""

@@ -48,7 +48,7 @@ from runners.c4.distributed import World, world
 from runners.c4.evaluation.evaluate import RecallSplit, split_recall, windows_together
 from runners.c4.evaluation.gradients import SEQUENCES, sizes_by_distance
 from runners.c4.loop import RunError
-from runners.c4.pretraining import check, check_layer, check_memory, corpus_of
+from runners.c4.pretraining import check_layer, check_memory, checked_options, corpus_of
 from runners.c4.progress import Progress
 from runners.c4.reference.rows import EXPERIMENTS, SEEDS, Place, open_places
 from runners.c4.train import fixed, train
@@ -160,7 +160,7 @@ def models_of(options: Options) -> list[Model]:
         places: dict[str, Any] = {"data": (str(options.data),), "tokenizer": str(tokenizer), "out": options.out / RUNS}
         config = replace(PRESETS[experiment.preset], mixer=row.mixer, **row.settings, **places)
         file = options.folder / experiment.folder / f"{name.replace(':', '.')}.jsonl"
-        models.append(Model(name=name, config=config, options=check(config, dict(row.options)), file=file))
+        models.append(Model(name=name, config=config, options=checked_options(config, dict(row.options)), file=file))
     return models
 
 

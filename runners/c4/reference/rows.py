@@ -39,7 +39,7 @@ Place = tuple[float, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ModelSettings:
     """A model that is trained at several learning rates.
 
     Attributes:
@@ -54,7 +54,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class LanguageModelExperiment:
     """Models that read the same number of tokens of the same text.
 
     Attributes:
@@ -66,17 +66,17 @@ class Experiment:
 
     preset: str
     folder: str
-    rows: Mapping[str, Row]
+    rows: Mapping[str, ModelSettings]
     takes_own: bool = False
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> ModelSettings:
         """Return a model's row; ``package.module:Class`` is a model of a user's own layer.
 
         Raises:
             ValueError: there is none.
         """
         if is_path(name) and self.takes_own:
-            return Row(mixer=name)
+            return ModelSettings(mixer=name)
         if name not in self.rows:
             own = " or package.module:Class" if self.takes_own else ""
             raise ValueError(f"no row {name!r}: choose from {', '.join(self.rows)}{own}")
@@ -131,46 +131,48 @@ _LONGER = PRESETS["ranking"].seq_len // 128
 _ENDINGS: dict[Parametrisation, str] = {"paper": "", "authors": "-authors"}
 
 
-def _transition(parametrisation: Parametrisation) -> dict[str, Row]:
+def _transition(parametrisation: Parametrisation) -> dict[str, ModelSettings]:
     """Return RT, the Transformer of equal depth, and the Transformer of twice the depth with as many parameters."""
     own = {"parametrisation": parametrisation}
     rows = {
-        "rt-6": Row(mixer="rt", settings=own),
-        "transformer-6": Row(mixer="transformer", settings=own),
-        "transformer-12": Row(mixer="transformer", settings={**own, "layers": 12, "width": WIDTHS_30M[12]}),
+        "rt-6": ModelSettings(mixer="rt", settings=own),
+        "transformer-6": ModelSettings(mixer="transformer", settings=own),
+        "transformer-12": ModelSettings(mixer="transformer", settings={**own, "layers": 12, "width": WIDTHS_30M[12]}),
     }
     return {name + _ENDINGS[parametrisation]: row for name, row in rows.items()}
 
 
-def _variants(parametrisation: Parametrisation) -> dict[str, Row]:
+def _variants(parametrisation: Parametrisation) -> dict[str, ModelSettings]:
     """Return RT with one change per row, and the Transformer with the same change where a comparison needs it."""
     own, steps = {"parametrisation": parametrisation}, PRESETS["30m"].steps
     batch_32 = {**own, "batch_size": 32, "steps": 2 * steps}
     rows = {
-        "rt-6-no-persistent-norm": Row(mixer="rt", options={"persistent_norm": False}, settings=own),
-        "rt-6-beta2-0.99": Row(mixer="rt", settings={**own, "beta2": 0.99}),
-        "transformer-6-beta2-0.99": Row(mixer="transformer", settings={**own, "beta2": 0.99}),
-        "rt-6-batch-32": Row(mixer="rt", settings=batch_32),
-        "transformer-6-batch-32": Row(mixer="transformer", settings=batch_32),
-        "rt-6-block-4": Row(mixer="rt", options={"block": 4}, settings=own),
-        "rt-6-block-16": Row(mixer="rt", options={"block": 16}, settings=own),
-        "rt-3": Row(mixer="rt", settings={**own, "layers": 3, "width": WIDTHS_30M[3]}),
+        "rt-6-no-persistent-norm": ModelSettings(mixer="rt", options={"persistent_norm": False}, settings=own),
+        "rt-6-beta2-0.99": ModelSettings(mixer="rt", settings={**own, "beta2": 0.99}),
+        "transformer-6-beta2-0.99": ModelSettings(mixer="transformer", settings={**own, "beta2": 0.99}),
+        "rt-6-batch-32": ModelSettings(mixer="rt", settings=batch_32),
+        "transformer-6-batch-32": ModelSettings(mixer="transformer", settings=batch_32),
+        "rt-6-block-4": ModelSettings(mixer="rt", options={"block": 4}, settings=own),
+        "rt-6-block-16": ModelSettings(mixer="rt", options={"block": 16}, settings=own),
+        "rt-3": ModelSettings(mixer="rt", settings={**own, "layers": 3, "width": WIDTHS_30M[3]}),
     }
     return {name + _ENDINGS[parametrisation]: row for name, row in rows.items()}
 
 
-EXPERIMENTS: dict[str, Experiment] = {
-    "ranking": Experiment(
+EXPERIMENTS: dict[str, LanguageModelExperiment] = {
+    "ranking": LanguageModelExperiment(
         preset="ranking",
         folder="",
-        rows={mixer: Row(mixer=mixer) for mixer in MIXERS}
+        rows={mixer: ModelSettings(mixer=mixer) for mixer in MIXERS}
         | {
-            mixer: Row(mixer=mixer, options={part: _LONGER * getattr(MIXERS[mixer].Config(), part)})
+            mixer: ModelSettings(mixer=mixer, options={part: _LONGER * getattr(MIXERS[mixer].Config(), part)})
             for mixer, part in _PARTS.items()
         },
         takes_own=True,
     ),
-    "transition": Experiment(preset="30m", folder=AGAINST, rows=_transition("paper") | _transition("authors")),
-    "variants": Experiment(preset="30m", folder=AGAINST, rows=_variants("paper")),
-    "variants-authors": Experiment(preset="30m", folder=AGAINST, rows=_variants("authors")),
+    "transition": LanguageModelExperiment(
+        preset="30m", folder=AGAINST, rows=_transition("paper") | _transition("authors")
+    ),
+    "variants": LanguageModelExperiment(preset="30m", folder=AGAINST, rows=_variants("paper")),
+    "variants-authors": LanguageModelExperiment(preset="30m", folder=AGAINST, rows=_variants("authors")),
 }

@@ -45,7 +45,7 @@ from runners.mad.diagnosis.outputs import UnreadableError, along_the_sequence, p
 from runners.mad.experiment import Experiment, plan
 from runners.mad.options import PRESETS, Options
 from runners.mad.points import choose
-from runners.mad.rows import ENTRIES, FOLDER, Entry, Protocol, file_of
+from runners.mad.rows import ENTRIES, FOLDER, Entry, ReferencePreset, file_of
 from runners.mad.search import train_studies
 from tasks import TASKS
 
@@ -69,7 +69,7 @@ class ReferenceOptions:
 
     layers: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
-    preset: Protocol = "full"
+    preset: ReferencePreset = "full"
     folder: Path = FOLDER
     out: Path = Path("results/reference-studies")
     overview: bool = False

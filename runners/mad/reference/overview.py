@@ -13,7 +13,7 @@ from runners.files import write_atomically
 from runners.mad.charts import draw_heat_map
 from runners.mad.points import chosen, points
 from runners.mad.ranking import intervals, mean_ranks
-from runners.mad.rows import ENTRIES, LAYERS, Protocol, file_of, load_rows
+from runners.mad.rows import ENTRIES, LAYERS, ReferencePreset, file_of, load_rows
 from runners.mad.tables import Row, accuracies, in_order
 from tasks import TASKS
 
@@ -28,7 +28,7 @@ Found = Mapping[tuple[str, str], Row]
 """Chosen points by row and task, with the ends ``low`` and ``high`` of their intervals."""
 
 
-def write_overview(folder: Path, preset: Protocol) -> list[Path]:
+def write_overview(folder: Path, preset: ReferencePreset) -> list[Path]:
     """Write the picture and the page of a preset; return their paths, or an empty list if there are no results.
 
     Args:
@@ -50,7 +50,7 @@ def write_overview(folder: Path, preset: Protocol) -> list[Path]:
     return [picture, page]
 
 
-def overview_page(found: pd.DataFrame, preset: Protocol) -> str:
+def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
     """Return the page as Markdown.
 
     Args:

@@ -19,7 +19,7 @@ from mixers.rt.wavefront import chunk, schedule  # noqa: E402
 from mixers.rt.wavefront.backward import Backward  # noqa: E402
 from mixers.rt.wavefront.forward import Forward  # noqa: E402
 from mixers.rt.wavefront.schedule import Wave  # noqa: E402
-from mixers.rt.wavefront.setup import Pass, Setting, Sizes  # noqa: E402
+from mixers.rt.wavefront.setup import Pass, Sizes, WavefrontSetting  # noqa: E402
 from mixers.rt.wavefront.weights import Operands  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
 from tests.mixers.rt.emulator import plain  # noqa: E402
@@ -46,9 +46,9 @@ class Chunk(NamedTuple):
     fit: int
     order: int
 
-    def setting(self, dtype: torch.dtype) -> Setting:
+    def setting(self, dtype: torch.dtype) -> WavefrontSetting:
         slopes = 2.0 ** -torch.linspace(1, 8, self.D // self.K)
-        return Setting(slopes_H=slopes, scale=0.37, persistent_norm=self.persistent_norm, dtype=dtype)
+        return WavefrontSetting(slopes_H=slopes, scale=0.37, persistent_norm=self.persistent_norm, dtype=dtype)
 
     def weights(self, layers: int = LAYERS) -> LayerWeights:
         D = self.D

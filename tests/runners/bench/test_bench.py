@@ -21,8 +21,8 @@ from mixers.rt.layer import RecurrentTransformer
 from runners.bench import diagnostics, layers, measure, pretraining
 from runners.bench.__main__ import main
 from runners.bench.measure import Case, Common, Implementation, Pass, Record, captured, check, draw, exponents, pass_ms
-from runners.c4.step import Stepper
-from runners.report.published import read_benchmarks, table_of
+from runners.c4.step import ModelStepper
+from runners.report.published import benchmark_table, read_benchmarks
 
 CPU = torch.device("cpu")
 SHAPE = Shape(width=16, mlp_width=32)
@@ -165,7 +165,7 @@ def test_a_record_holds_every_figure_and_the_report_reads_it(
     # What the report does with published records.
     shutil.move(tmp_path / "bench", tmp_path / "2026-12-01-bench")
     ((_, found),) = read_benchmarks(tmp_path).items()
-    headings, *rows = table_of(found)
+    headings, *rows = benchmark_table(found)
     assert [float(row[headings.index("ms")].replace(",", "")) for row in rows] == [
         pytest.approx(cell["median_ms"], rel=0.01) for cell in cells
     ]
@@ -323,14 +323,14 @@ def test_what_is_too_slow_or_has_no_kernel_is_skipped(tmp_path: Path, monkeypatc
 
 
 def test_a_model_that_lacks_memory_is_trained_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Stepper.step
+    step = ModelStepper.step
 
-    def failing(self: Stepper, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+    def failing(self: ModelStepper, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
         if self.micro > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return step(self, tokens_BT)
 
-    monkeypatch.setattr(Stepper, "step", failing)
+    monkeypatch.setattr(ModelStepper, "step", failing)
     arguments = [*PRETRAINING, "4", "--parts", "training", "--implementations", "transformer", "--recompute"]
     cells = run(tmp_path, arguments)["cells"]
     found = [(c["micro_batch_size"], c["recompute"], c["status"]) for c in cells]

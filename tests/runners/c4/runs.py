@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from runners.c4 import checkpoints
-from runners.c4.checkpoints import Row, rows_of
+from runners.c4.checkpoints import StepRow, rows_of
 from runners.c4.config import Config, identity
 from runners.c4.data.corpus import Corpus
 from runners.c4.data.prepare import prepare
@@ -74,7 +74,7 @@ def corpus_of(config: Config) -> Corpus:
     return prepare(config.out, config.data, str(config.tokenizer), *needed, Console(quiet=True))
 
 
-def run(config: Config, watch: Callable[[Row], object] | None = None, world: World = ALONE) -> Record:
+def run(config: Config, watch: Callable[[StepRow], object] | None = None, world: World = ALONE) -> Record:
     progress = Progress(Console(quiet=True), config.tracking)
     progress.after_step = watch
     return train(config, {}, corpus_of(config), world, progress)
@@ -84,7 +84,7 @@ def folder_of(config: Config) -> Path:
     return identity(config, {}, corpus_of(config).folder.name).folder
 
 
-def rows(config: Config) -> list[Row]:
+def rows(config: Config) -> list[StepRow]:
     return rows_of(_newest(config))
 
 
@@ -113,7 +113,7 @@ class At:
     def __init__(self, step: int, act: Callable[[], object]) -> None:
         self.step, self.act = step, act
 
-    def __call__(self, row: Row) -> None:
+    def __call__(self, row: StepRow) -> None:
         if row.step == self.step:
             self.act()
 

@@ -13,7 +13,7 @@ tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraini
 
 from runners import records  # noqa: E402
 from runners.c4.__main__ import main  # noqa: E402
-from runners.c4.compare import by_label, table_of  # noqa: E402
+from runners.c4.compare import by_label, loss_table  # noqa: E402
 from runners.c4.train import loss_of  # noqa: E402
 from runners.records import Record, read_all  # noqa: E402
 from tests.runners.c4.runs import At, Interruption, configured, interrupt, run  # noqa: E402
@@ -63,7 +63,7 @@ def test_runs_that_differ_in_the_seed_alone_share_a_row_with_their_mean(
 
 def test_a_diverged_seed_takes_the_mean_away(found: list[Record]) -> None:
     runs = [replace(r, metrics={}, diverged_step=3) if (r.lr, r.seed) == (0.01, 2) else r for r in found]
-    table = table_of(by_label(runs))
+    table = loss_table(by_label(runs))
     assert table["model"].tolist() == ["transformer, lr 0.02", "transformer, lr 0.01"]
     assert math.isnan(table["nats_per_token"][1])
     assert table["remark"][1] == "3 seeds, seed 2 diverged at step 3"
@@ -81,7 +81,7 @@ def test_runs_of_other_settings_have_rows_of_their_own(found: list[Record]) -> N
 
 def test_texts_whose_bytes_are_not_known_have_no_bits_per_byte(found: list[Record]) -> None:
     runs = [replace(r, metrics={"validation": {**r.metrics["validation"], "bits_per_byte": None}}) for r in found]
-    assert table_of(by_label(runs))["bits_per_byte"].isna().all()
+    assert loss_table(by_label(runs))["bits_per_byte"].isna().all()
 
 
 def test_losses_on_less_of_the_validation_text_have_a_table_of_their_own(

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from runners.c4 import progress as subject
-from runners.c4.checkpoints import Row
+from runners.c4.checkpoints import StepRow
 from runners.c4.config import Config
 from runners.c4.data.corpus import FEW_VALIDATION_TOKENS, Corpus, Manifest, Part, Shard
 from runners.c4.progress import Progress, with_bits
@@ -17,13 +17,13 @@ from runners.c4.progress import Progress, with_bits
 DESCRIPTION: dict[str, Any] = {"config": {"steps": 100}, "corpus": {"bytes_per_token": 4.0}}
 
 
-def row(step: int, loss: float, **more: Any) -> Row:
+def row(step: int, loss: float, **more: Any) -> StepRow:
     """A step of 1000 tokens that took two seconds."""
     figures = {"lr": 1e-3, "grad_norm": 1.0, "tokens_per_second": 500.0, "mfu": None, "memory_gib": 0.0}
-    return Row(step=step, tokens=1000 * step, loss=loss, seconds=2.0 * step, **(figures | more))
+    return StepRow(step=step, tokens=1000 * step, loss=loss, seconds=2.0 * step, **(figures | more))
 
 
-def printed(rows: list[Row]) -> list[str]:
+def printed(rows: list[StepRow]) -> list[str]:
     text = io.StringIO()
     progress = Progress(Console(file=text, width=200, force_terminal=False), Config().tracking)
     progress.began("run", DESCRIPTION, None)

@@ -126,7 +126,7 @@ def test_the_step_and_the_documents_of_a_divergence_are_said(
 ) -> None:
     said: list[str] = []
     steps = iter([(5.5, 1.0), (5.25, math.inf)])
-    monkeypatch.setattr("runners.c4.step.Stepper.step", lambda *_: map(torch.tensor, next(steps)))
+    monkeypatch.setattr("runners.c4.step.ModelStepper.step", lambda *_: map(torch.tensor, next(steps)))
     monkeypatch.setattr("rich.console.Console.print", lambda self, text, **_: said.append(str(text)))
     assert run(configured(texts, tmp_path)).diverged_step == 2
     assert said[-1].startswith("diverged: the gradient's norm inf, at loss 5.2500, is not finite at step 2, with the")
@@ -137,7 +137,7 @@ def test_a_layer_whose_first_loss_is_not_finite_is_to_be_corrected(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No learning rate has had an effect yet, and nothing stands in the way of the corrected layer."""
-    monkeypatch.setattr("runners.c4.step.Stepper.step", lambda *_: (torch.tensor(math.nan),) * 2)
+    monkeypatch.setattr("runners.c4.step.ModelStepper.step", lambda *_: (torch.tensor(math.nan),) * 2)
     config = configured(texts, tmp_path)
     with pytest.raises(RunError, match=r"^loss nan is not finite before any training: correct the layer$"):
         run(config)

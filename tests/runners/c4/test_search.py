@@ -10,7 +10,7 @@ from rich.console import Console
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 from runners.c4 import search  # noqa: E402
-from runners.c4.checkpoints import Row  # noqa: E402
+from runners.c4.checkpoints import StepRow  # noqa: E402
 from runners.c4.progress import Progress  # noqa: E402
 from runners.search import JOURNAL, open_storage  # noqa: E402
 from tests.runners.c4.runs import ALONE, Interruption, configured, corpus_of, interrupt  # noqa: E402
@@ -27,7 +27,7 @@ def test_the_search_trains_each_point_once_and_goes_on(
     kill_at = [13]
 
     class Watched(Progress):
-        def stepped(self, row: Row) -> None:
+        def stepped(self, row: StepRow) -> None:
             super().stepped(row)
             steps.append(row.step)
             if len(steps) in kill_at:

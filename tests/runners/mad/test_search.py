@@ -258,7 +258,7 @@ def test_results_of_an_older_version_are_named_and_left(tmp_path: Path) -> None:
 
 def train_undiagnosed(arguments: Sequence[str], output: Path) -> None:
     """Run the program; its models' diagnosis would take longer than their few steps."""
-    mad.look_into = charts.plot_comparison = lambda *_: None
+    mad.diagnose_best = charts.plot_comparison = lambda *_: None
     run_program("runners.mad.__main__", arguments, output)
 
 

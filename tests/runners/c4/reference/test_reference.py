@@ -15,7 +15,7 @@ from filelock import FileLock
 pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
 from mixers.registry import variant_label
-from runners.c4.checkpoints import Row
+from runners.c4.checkpoints import StepRow
 from runners.c4.config import PRESETS, Config
 from runners.c4.costs import model_parameters
 from runners.c4.progress import Progress
@@ -185,7 +185,7 @@ def test_a_killed_command_continues_from_the_files_and_the_checkpoint(
     steps: list[int] = []
     stepped = Progress.stepped
 
-    def watched(self: Progress, row: Row) -> None:
+    def watched(self: Progress, row: StepRow) -> None:
         stepped(self, row)
         steps.append(row.step)
         if len(steps) == 11:

@@ -12,7 +12,7 @@ from mixers import MIXERS
 from runners.files import DamagedFileError
 from runners.mad.points import chosen, points
 from runners.mad.reference.overview import DEPTHS, effective_depth, overview_page
-from runners.mad.rows import ENTRIES, FOLDER, LAYERS, Protocol, load, load_rows
+from runners.mad.rows import ENTRIES, FOLDER, LAYERS, ReferencePreset, load, load_rows
 from runners.mad.tables import in_order
 from tasks import TASKS
 
@@ -22,12 +22,12 @@ SEEDS = {"full": 5, "quick": 3}
 
 
 @cache
-def stored(preset: Protocol) -> pd.DataFrame:
+def stored(preset: ReferencePreset) -> pd.DataFrame:
     return chosen(points(load_rows(FOLDER, [preset], ENTRIES.values(), TASKS)))
 
 
 @pytest.mark.parametrize("preset", ["full", "quick"])
-def test_every_result_is_of_the_whole_protocol(preset: Protocol) -> None:
+def test_every_result_is_of_the_whole_protocol(preset: ReferencePreset) -> None:
     """No result of fewer steps, points or seeds stands among the others."""
     found = stored(preset)
     assert sorted(zip(found["layer"], found["task"], strict=True)) == sorted(
@@ -49,7 +49,7 @@ def test_every_result_is_of_the_whole_protocol(preset: Protocol) -> None:
 
 
 @pytest.mark.parametrize("preset", ["full", "quick"])
-def test_the_stored_overview_is_that_of_the_stored_results(preset: Protocol) -> None:
+def test_the_stored_overview_is_that_of_the_stored_results(preset: ReferencePreset) -> None:
     found = stored(preset)
     page = overview_page(in_order(found.assign(label=found["layer"], setting=found["task"])), preset)
     assert page == (FOLDER / ("" if preset == "full" else preset) / "overview.md").read_text(encoding="utf-8")
