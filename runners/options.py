@@ -51,6 +51,11 @@ def parse_nested(
     Raises:
         SystemExit, ValueError: as ``parse``.
     """
+    # Inherited options come last in the help.
+    entries = vars(options_class)["__dataclass_fields__"]
+    for name in [entry.name for base in options_class.__mro__[1:-1] for entry in fields(base)]:
+        entries[name] = entries.pop(name)
+
     own: Any = Annotated[options_class, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")]
     parts: list[Any] = [("own", own, field(default=default))]
     for group, classes in configs.items():

@@ -1,8 +1,10 @@
-"""Progress bars, and times in words."""
+"""What is shown of a training: bars, lines in a log, and runs of Weights & Biases; and times in words."""
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -10,11 +12,14 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
     track,
 )
 from rich.table import Column
+
+from runners.tracking import Tracking, filled
 
 Item = TypeVar("Item")
 
@@ -58,6 +63,84 @@ def progress_bars(console: Console) -> Bars:
         speed_estimate_period=SECONDS_OF_SPEED,
         auto_refresh=not console.is_jupyter,  # a notebook's output must not be written from another thread
     )
+
+
+class TrainingDisplay:
+    """A bar on a terminal, lines in a log, and runs of Weights & Biases; a program adds its figures.
+
+    As a context, it releases the terminal at its end and closes what is open, also after an error.
+
+    Args:
+        console: where to print.
+        tracking: options of Weights & Biases.
+    """
+
+    def __init__(self, console: Console, tracking: Tracking) -> None:
+        self.console, self.tracking = console, tracking
+        self.say = partial(console.print, soft_wrap=True)
+        self._bars = progress_bars(console)
+        self._bar: TaskID | None = None
+        self._line_due = 0.0
+        self._logs: list[Any] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open_bar(self, description: str, total: int | None, done: int = 0) -> None:
+        """Open a bar in place of the last one."""
+        self.remove_bar()
+        self._bars.start()
+        self._bar = self._bars.add_task(description, total=total, completed=done, figures="")
+        self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
+
+    def move_bar(self, step: int, figures: str, line: str, stays: bool = False) -> None:
+        """Move the bar to a step, and show figures below it.
+
+        Args:
+            step: steps done.
+            figures: what is shown below the bar.
+            line: what is printed without a terminal, if a line is due.
+            stays: whether the line is printed in any case.
+        """
+        assert self._bar is not None
+        self._bars.update(self._bar, completed=step, figures=figures)
+        if stays or (not self.console.is_terminal and time.monotonic() >= self._line_due):
+            self.say(line)
+            self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES
+
+    def remove_bar(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bars.remove_task(self._bar)
+            self._bar = None
+
+    def open_log(self, **settings: Any) -> None:
+        """Open a W&B run, unless the mode is ``disabled``; arguments as for ``Tracking.open_run``."""
+        if self.tracking.wandb != "disabled":
+            self._logs.append(self.tracking.open_run(**settings))
+
+    def log(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Log the figures of each open W&B run at a step."""
+        for log, row in zip(self._logs, rows, strict=False):
+            log.log(filled(row), step=step)
+
+    def close_logs(self, summaries: Sequence[Mapping[str, Any]]) -> None:
+        """Close the open W&B runs with their summaries; one with a ``diverged_step`` is shown as failed."""
+        for log, summary in zip(self._logs, map(filled, summaries), strict=False):
+            log.summary.update(summary)
+            log.finish(exit_code=int("diverged_step" in summary))
+        self._logs = []
+
+    def close(self) -> None:
+        """Remove the bar, release the terminal, and close W&B runs that are still open."""
+        self.remove_bar()
+        self._bars.stop()
+        for log in self._logs:
+            log.finish()
+        self._logs = []
 
 
 def bar(items: Iterable[Item], what: str, total: int | None = None) -> Iterable[Item]:

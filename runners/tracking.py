@@ -1,6 +1,6 @@
-"""Weights & Biases: modes, login, and opening a run. Nothing is sent anywhere unless the mode is ``online``."""
+"""Weights & Biases: its options, login, and opening a run. Nothing is sent anywhere unless the mode is ``online``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -8,50 +8,47 @@ from typing import Any, Literal
 Mode = Literal["disabled", "offline", "online"]
 
 
-def check_login(mode: Mode) -> None:
-    """Log in where ``mode`` is ``online``; ask for a key if there is a terminal.
-
-    Raises:
-        ValueError: no login is possible; the message says what to do.
-    """
-    if mode != "online":
-        return
-    import wandb  # takes a second to import, and few commands need it
-
-    reason = "no key was given, or WANDB_MODE is set"
-    try:
-        if wandb.login():
-            return
-    except wandb.Error as error:
-        reason = str(error)
-    raise ValueError(f"--wandb online cannot log in ({reason}): run wandb login, or give --wandb offline")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Tracking:
-    """Where runs are logged.
+    """Options of Weights & Biases, which programs inherit.
 
     Attributes:
-        mode: ``disabled``, ``offline`` or ``online``.
-        folder: results folder; the logs lie in its subfolder ``wandb``.
-        project: W&B project; unless given, that of the program.
-        entity: user or team of the project; unless given, the default of the login.
-        tags: tags of each run.
+        out: folder of results.
+        wandb: Weights & Biases mode.
+        wandb_project: W&B project, that of the program (mad or c4) unless given.
+        wandb_entity: W&B user or team, the default of your login unless given.
+        wandb_tags: W&B tags of each run.
     """
 
-    mode: Mode
-    folder: Path
-    project: str | None = None
-    entity: str | None = None
-    tags: Sequence[str] = ()
+    out: Path = Path("results")
+    wandb: Mode = "disabled"
+    wandb_project: str | None = None
+    wandb_entity: str | None = None
+    wandb_tags: tuple[str, ...] = ()
 
-    def check(self) -> None:
+    def check_tracking(self) -> None:
         """Raise ValueError if there are settings of logs that nobody writes."""
-        if self.mode != "disabled":
-            return
-        for name, value in {"project": self.project, "entity": self.entity, "tags": self.tags}.items():
-            if value:
+        for name in ("project", "entity", "tags"):
+            if self.wandb == "disabled" and getattr(self, f"wandb_{name}"):
                 raise ValueError(f"--wandb-{name} has no effect without --wandb online or --wandb offline: give one")
+
+    def log_in(self) -> None:
+        """Log in where the mode is ``online``; ask for a key if there is a terminal.
+
+        Raises:
+            ValueError: no login is possible; the message says what to do.
+        """
+        if self.wandb != "online":
+            return
+        import wandb  # takes a second to import, and few commands need it
+
+        reason = "no key was given, or WANDB_MODE is set"
+        try:
+            if wandb.login():
+                return
+        except wandb.Error as error:
+            reason = str(error)
+        raise ValueError(f"--wandb online cannot log in ({reason}): run wandb login, or give --wandb offline")
 
     def open_run(
         self, *, project: str, job_type: str, group: str, name: str, run_id: str, config: Mapping[str, Any]
@@ -68,26 +65,32 @@ class Tracking:
         """
         import wandb  # takes a second to import, and few commands need it
 
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.out.mkdir(parents=True, exist_ok=True)
         return wandb.init(
-            project=self.project or project,
-            entity=self.entity,
-            tags=list(self.tags),
-            dir=self.folder,
-            mode=self.mode,
+            project=self.wandb_project or project,
+            entity=self.wandb_entity,
+            tags=list(self.wandb_tags),
+            dir=self.out,
+            mode=self.wandb,
             job_type=job_type,
             group=group,
             name=name,
             id=run_id,
-            resume="allow" if self.mode == "online" else None,
-            config=dict(config),
+            resume="allow" if self.wandb == "online" else None,
+            config=filled(config),
             reinit="create_new",
-            settings=wandb.Settings(silent=True),
+            settings=wandb.Settings(silent=True, console="off"),
         )
 
     def advice(self) -> str | None:
         """Return a line on offline logs, if there are any: where they are, and how to upload them."""
-        logs = self.folder / "wandb"
-        if self.mode != "offline" or not logs.exists():
+        logs = self.out / "wandb"
+        if self.wandb != "offline" or not logs.exists():
             return None
         return f"curves: {logs}; upload them: wandb sync {logs}/offline-run-*"
+
+
+def filled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields without those that are None or NaN, also within fields that are mappings."""
+    known = {name: value for name, value in fields.items() if value is not None and value == value}
+    return {name: filled(value) if isinstance(value, Mapping) else value for name, value in known.items()}

@@ -27,7 +27,7 @@ from dataclasses import make_dataclass, replace
 from functools import partial
 from importlib import import_module
 from itertools import product
-from typing import Any, get_type_hints
+from typing import Any
 
 from rich.console import Console
 
@@ -115,8 +115,10 @@ def read(arguments: Sequence[str]) -> list[Run]:
     configs: Mapping[str, type] = {name: find_mixer(name).Config for name in names}
 
     # Some options take several values.
-    made: Any = make_dataclass("Options", (get_type_hints(Config) | SEVERAL).items(), frozen=True, kw_only=True)
-    made.__doc__ = Config.__doc__
+    unchecked = {"__doc__": Config.__doc__, "__post_init__": lambda self: None}
+    made: Any = make_dataclass(
+        "Options", SEVERAL.items(), bases=(Config,), namespace=unchecked, frozen=True, kw_only=True
+    )
     defaults = {name: (value,) if name in SEVERAL else value for name, value in vars(preset).items()}
     parsed, nested = parse_nested(made, arguments, made(**defaults), {"mixer": configs})
 
@@ -172,7 +174,7 @@ def print_result(result: Result, alone: bool, console: Console) -> None:
     if alone:
         console.print(f"curves: {result.chart}", soft_wrap=True)
         console.print(f"generate: python -m runners.c4 generate {result.folder} --prompt ...", soft_wrap=True)
-        if (advice := result.config.tracking.advice()) is not None:
+        if (advice := result.config.advice()) is not None:
             console.print(advice, soft_wrap=True)
 
 

@@ -14,7 +14,7 @@ from mixers.named import is_path
 from mixers.registry import find_mixer
 from runners.c4.data.tokenizer import file_beside
 from runners.options import flag_of
-from runners.tracking import Mode, Tracking
+from runners.tracking import Tracking
 
 Parametrisation = Literal["paper", "authors"]
 HEAD_WIDTH = 64
@@ -59,7 +59,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Tracking):
     """Pretrain a language model of any registered layer on C4.
 
     In place of options, convert FOLDER TEXTS makes data of text files, compare tabulates runs, generate RUN continues
@@ -97,12 +97,7 @@ class Config:
         recompute: compute activations again in the backward pass instead of keeping them: less memory, more time.
         parallel: with several processes, ddp keeps the whole model in each process, and fsdp a part of it.
         device: auto takes the GPU if there is one.
-        out: folder of results.
         checkpoint_every: steps between checkpoints.
-        wandb: Weights & Biases mode.
-        wandb_project: W&B project, c4 unless given.
-        wandb_entity: W&B user or team, the default of your login unless given.
-        wandb_tags: W&B tags of each run.
         dry_run: print parameters, FLOPs, tokens, memory (of a GPU unless --device is cpu) and time; train nothing.
     """
 
@@ -136,12 +131,7 @@ class Config:
     recompute: bool = False
     parallel: Literal["ddp", "fsdp"] = "ddp"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    out: Path = Path("results")
     checkpoint_every: int = 500
-    wandb: Mode = "disabled"
-    wandb_project: str | None = None
-    wandb_entity: str | None = None
-    wandb_tags: tuple[str, ...] = ()
     dry_run: bool = False
 
     def __post_init__(self) -> None:
@@ -167,7 +157,7 @@ class Config:
             )
         self.shape()
         self.check_shares(1)
-        self.tracking.check()
+        self.check_tracking()
 
     def check_shares(self, world_size: int) -> None:
         """Check that processes can share a batch.
@@ -182,17 +172,6 @@ class Config:
             raise ValueError(
                 f"--micro-batch-size {micro} must divide the {share} sequences that a process has of each step"
             )
-
-    @property
-    def tracking(self) -> Tracking:
-        """Settings of Weights & Biases."""
-        return Tracking(
-            mode=self.wandb,
-            folder=self.out,
-            project=self.wandb_project,
-            entity=self.wandb_entity,
-            tags=self.wandb_tags,
-        )
 
     @property
     def tokens(self) -> int:

@@ -5,7 +5,6 @@ The Python function ``pretrain`` and the command ``python -m runners.c4`` both b
 """
 
 import gc
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike, fspath
@@ -37,7 +36,6 @@ from runners.device import require_memory
 from runners.options import applicable, from_keywords
 from runners.progress import console_of_call
 from runners.records import Record, read_all
-from runners.tracking import check_login
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,14 +184,14 @@ def train_config(config: Config, options: dict[str, Any], world: World, console:
     check_memory(config, options, world)
     require_shared(config.out, world)
     if world.is_first:
-        check_login(config.wandb)
+        config.log_in()
     check_layer(config, options, world.device)
     if old := [*(config.out / "c4").glob("*/result.json")]:
         console.print(f"{len(old)} runs in {config.out} are of an older version, and left as they are", soft_wrap=True)
     corpus = corpus_of(config, console)
 
     # Training.
-    with closing(Progress(console, config.tracking)) as progress:
+    with Progress(console, config) as progress:
         if config.search:
             from runners.c4.search import best, print_results, search  # imports Optuna
 

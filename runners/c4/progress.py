@@ -1,32 +1,21 @@
-"""What a run shows while it is in training: a progress bar, lines in a log, and curves in Weights & Biases."""
+"""What is shown of a run in training."""
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
-
 from runners.c4.checkpoints import StepRow
-from runners.progress import SECONDS_BETWEEN_LINES, SECONDS_TO_FIRST_LINE, progress_bars, spell
+from runners.progress import TrainingDisplay, spell
 from runners.records import Record
-from runners.tracking import Tracking
 
-PROJECT = "c4"
 RECENT = 50
 """Number of steps over which the displayed training loss and speed are averaged."""
 
 
-class Progress:
-    """Shows the events of runs, in the first process.
-
-    Each evaluation prints a line. Without a terminal, a line is also printed every ``SECONDS_BETWEEN_LINES``.
-
-    Args:
-        console: where to print.
-        tracking: settings of Weights & Biases; mode ``disabled`` logs nothing.
+class Progress(TrainingDisplay):
+    """Shows the events of runs, in the first process; each evaluation prints a line.
 
     Attributes:
         after_step: is called after each step.
@@ -34,41 +23,25 @@ class Progress:
 
     after_step: Callable[[StepRow], object] | None = None
 
-    def __init__(self, console: Console, tracking: Tracking) -> None:
-        self.console = console
-        self.tracking = tracking
-        self._bars = progress_bars(console)
-        self._task = self._bars.add_task("", figures="", start=False)
-        self._wandb: Any = None
-
     def began(self, name: str, described: dict[str, Any], row: StepRow | None) -> None:
         """A run begins, or continues after ``row``."""
         config, done = described["config"], row.step if row else 0
         self._steps = config["steps"]
         self._bytes_per_token = described["corpus"]["bytes_per_token"]
         self._recent = deque[StepRow](maxlen=RECENT)
-        self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
-
-        # A line for logs, and the bar.
-        self.console.print(f"{name}: {'continuing after' if done else 'from'} step {done}", soft_wrap=True)
-        self._bars.update(self._task, description=name, completed=done, total=self._steps)
-        self._bars.start_task(self._task)
-        self._bars.start()
+        self.say(f"{name}: {'continuing after' if done else 'from'} step {done}")
+        self.open_bar(name, self._steps, done)
 
         # Seeds and the points of a search form a group, named after model and number of steps.
-        if self.tracking.mode != "disabled":
-            kind = name.partition("-lr")[0]
-            group = f"{kind} {config['steps']} steps of {config['batch_size']} × {config['seq_len']}"
-            others = {key: value for key, value in described.items() if key != "config"}
-            self._wandb = self.tracking.open_run(
-                project=PROJECT, job_type="pretraining", group=group, name=name, run_id=name, config=config | others
-            )
+        kind = name.partition("-lr")[0]
+        group = f"{kind} {config['steps']} steps of {config['batch_size']} × {config['seq_len']}"
+        others = {key: value for key, value in described.items() if key != "config"}
+        facts = {"job_type": "pretraining", "group": group, "config": config | others}
+        self.open_log(project="c4", name=name, run_id=name, **facts)
 
     def stepped(self, row: StepRow) -> None:
         """Advance the bar; print a line if the step was evaluated, or if one is due in a log."""
-        if self._wandb is not None:
-            self._wandb.log({name: value for name, value in vars(row).items() if value is not None}, step=row.step)
-
+        self.log([vars(row)], row.step)
         self._recent.append(row)
         loss = fmean(recent.loss for recent in self._recent)
         figures = f"training loss {loss:.4f}"
@@ -84,28 +57,17 @@ class Progress:
 
         # The bar, and a line that stays.
         shown = f"training loss {loss:.3f}  norm {row.grad_norm:.2f}  {pace}"
-        self._bars.update(self._task, completed=row.step, figures=shown)
-        is_due = not self.console.is_terminal and time.monotonic() >= self._line_due
-        if row.validation_loss is not None or is_due:
-            self.console.print(f"step {row.step:>6}: {figures}, lr {row.lr:.2e}, {pace}", soft_wrap=True)
-            self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES
+        line = f"step {row.step:>6}: {figures}, lr {row.lr:.2e}, {pace}"
+        self.move_bar(row.step, shown, line, stays=row.validation_loss is not None)
         if self.after_step is not None:
             self.after_step(row)
 
     def finished(self, record: Record) -> None:
         """The run is finished and its record is written."""
-        if self._wandb is not None:
-            of_splits = record.metrics.items()
-            figures = {f"{split}.{name}": y for split, of_split in of_splits for name, y in of_split.items()}
-            self._wandb.summary.update({**figures, "seconds": record.seconds, "diverged_step": record.diverged_step})
+        of_splits = record.metrics.items()
+        figures = {f"{split}.{name}": y for split, of_split in of_splits for name, y in of_split.items()}
+        self.close_logs([{**figures, "seconds": record.seconds, "diverged_step": record.diverged_step}])
         self.close()
-
-    def close(self) -> None:
-        """Release the terminal and close the run of Weights & Biases, also after an error."""
-        self._bars.stop()
-        if self._wandb is not None:
-            self._wandb.finish()
-            self._wandb = None
 
 
 def with_bits(loss: float, bytes_per_token: float | None) -> str:

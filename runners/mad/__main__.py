@@ -41,7 +41,6 @@ from runners.mad.rows import load
 from runners.mad.search import train_studies
 from runners.mad.tables import print_comparison, print_study
 from runners.options import print_help
-from runners.tracking import check_login
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -67,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             print_plan(experiments, options, console)
             return
-        check_login(options.wandb)
+        options.log_in()
 
     # Training.
     tables = []
@@ -93,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figure = options.out / "figures" / f"{words}-{digest[:8]}.png"
         plot_comparison(own, reference, figure)
     say(f"chart: {figure}\ndashboard: optuna-dashboard {options.place}")
-    if (advice := options.tracking.advice()) is not None:
+    if (advice := options.advice()) is not None:
         say(advice)
 
     # A study without a result is an error, if no other has one or its test split could not be read.

@@ -26,7 +26,6 @@ from runners.mad.search import train_studies
 from runners.mad.training.protocol import Run
 from runners.options import from_keywords
 from runners.progress import console_of_call
-from runners.tracking import check_login
 from tasks import TASKS
 from tasks.base import Accuracy, Batch, Task
 
@@ -182,7 +181,7 @@ def study(
     (experiment,) = plan(parsed, dict(mixer_options or {}), dict(task_options or {}))
     reference = load(parsed.reference, {experiment.task})
     check([experiment], parsed.together, find_devices(parsed.device)[0])
-    check_login(parsed.wandb)
+    parsed.log_in()
 
     console = console_of_call(quiet)
     ((_, table),) = train_studies([experiment], parsed, console)

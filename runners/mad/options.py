@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import Any, Literal
 
 from mixers import MIXERS
@@ -14,7 +13,7 @@ from runners.mad.training.protocol import Protocol, Run
 from runners.options import expand, flag_of, parse_nested, peek
 from runners.search import JOURNAL
 from runners.task_names import find_task
-from runners.tracking import Mode, Tracking
+from runners.tracking import Tracking
 from tasks import TASKS
 
 GridName = Literal["paper", "wide"]
@@ -56,7 +55,7 @@ QUICK_TASKS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Tracking):
     """Train single layers on diagnostic tasks and tabulate their accuracies.
 
     Name layers and tasks beside --help to see their options, too.
@@ -87,13 +86,8 @@ class Options:
         together: runs trained as one ensemble, on a CPU fewer if their steps are long; lower it to share a study among
             processes or to save memory.
         device: auto takes the GPUs if there are any; several share the work.
-        out: folder of results.
         storage: Optuna storage URL, or path of a journal file; by default optuna.journal in the results folder.
         keep: which models are kept after a study has its result: all; best, those of the chosen point; or none.
-        wandb: Weights & Biases mode.
-        wandb_project: W&B project, mad unless given.
-        wandb_entity: W&B user or team, the default of your login unless given.
-        wandb_tags: W&B tags of each run.
         reference: reference rows beside yours: shipped, none, or a folder written by runners.mad.reference.
         list: print the layers with parameters, state and FLOPs, and train nothing.
         dry_run: print which runs would be trained, which are finished and how long the others take, and train nothing.
@@ -122,13 +116,8 @@ class Options:
     match: Figure | None = None
     together: int = 64
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    out: Path = Path("results")
     storage: str | None = None
     keep: Keep = "all"
-    wandb: Mode = "disabled"
-    wandb_project: str | None = None
-    wandb_entity: str | None = None
-    wandb_tags: tuple[str, ...] = ()
     reference: str = "shipped"
     list: bool = False
     dry_run: bool = False
@@ -152,7 +141,7 @@ class Options:
             raise ValueError("--list and --dry-run exclude each other: give one")
         if self.out.exists() and not self.out.is_dir():
             raise ValueError(f"--out {self.out} is a file: name a folder")
-        self.tracking.check()
+        self.check_tracking()
 
     @property
     def runs(self) -> Sequence[Run]:
@@ -181,17 +170,6 @@ class Options:
     def place(self) -> str:
         """The Optuna storage."""
         return self.storage or str(self.out / JOURNAL)
-
-    @property
-    def tracking(self) -> Tracking:
-        """Settings of Weights & Biases."""
-        return Tracking(
-            mode=self.wandb,
-            folder=self.out,
-            project=self.wandb_project,
-            entity=self.wandb_entity,
-            tags=self.wandb_tags,
-        )
 
 
 PRESETS: dict[PresetName, tuple[Options, Mapping[str, dict[str, Any]]]] = {

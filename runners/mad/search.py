@@ -90,7 +90,7 @@ def train_studies(
         said = "results of an older version (runs, studies.journal), which stay as they are and are not read"
         console.print(f"{options.out} has {said}", soft_wrap=True)
     helping = on_other_gpus(devices, experiments, options)
-    with naming_storage(options.place), Display(console, options.tracking) as display, helping:
+    with naming_storage(options.place), Display(console, options) as display, helping:
         for experiment in experiments:
             search = Search(experiment, options, devices, devices[0], storage, display)
             while missing := missing_runs(experiment, options):
@@ -100,8 +100,11 @@ def train_studies(
                 if not ensembles:
                     display.waiting(len(missing))
                     time.sleep(SECONDS_BETWEEN_LOOKS)
-            display.close()
-            yield experiment, search.evaluate_chosen()
+            display.remove_bar()
+            table = search.evaluate_chosen()
+            if search.has_trained:
+                display.chosen(experiment, table)
+            yield experiment, table
 
 
 class Search:
@@ -128,6 +131,7 @@ class Search:
         """
         self.experiment, self.options, self.device, self.display = experiment, options, device, display
         self.folder = experiment.folder(options.out)
+        self.has_trained = False
         share = math.ceil(len(options.runs) / len(devices))
         self.limit = runs_at_once(experiment, min(options.together, share), device)
 
@@ -225,6 +229,7 @@ class Search:
             tell(self.study, trial, outcome_of(record, folder))
             (folder / CHECKPOINT).unlink(missing_ok=True)
         display.finished(results)
+        self.has_trained = True
 
     def evaluate_chosen(self) -> pd.DataFrame:
         """Read the test split for the chosen point of the finished grid; return the table of its records.
@@ -303,7 +308,7 @@ def help_out(
         torch.cuda.set_device(device)
     try:
         storage = open_storage(options.place)
-        with Display(Console(quiet=True), options.tracking) as display:
+        with Display(Console(quiet=True), options) as display:
             searches = [Search(experiment, options, devices, device, storage, display) for experiment in experiments]
             while any(missing := [missing_runs(search.experiment, options) for search in searches]):
                 for search, of_study in zip(searches, missing, strict=True):

@@ -28,7 +28,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -227,7 +227,7 @@ def train_place(model: Model, place: Place, corpus: Corpus, split: RecallSplit, 
         if place not in open_places(model.records()):  # another process may have ended it before the lock
             return False
 
-        progress = stack.enter_context(closing(Progress(console, config.tracking)))
+        progress = stack.enter_context(Progress(console, config))
         record = train(config, model.options, corpus, world, progress)
         if record.diverged_step is None:
             record = measured(record, config, identity(config, model.options, corpus.folder.name).folder, split, world)

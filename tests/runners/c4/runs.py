@@ -75,7 +75,7 @@ def corpus_of(config: Config) -> Corpus:
 
 
 def run(config: Config, watch: Callable[[StepRow], object] | None = None, world: World = ALONE) -> Record:
-    progress = Progress(Console(quiet=True), config.tracking)
+    progress = Progress(Console(quiet=True), config)
     progress.after_step = watch
     return train(config, {}, corpus_of(config), world, progress)
 

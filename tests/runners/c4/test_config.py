@@ -11,6 +11,7 @@ import pytest
 from mixers.base import Shape
 from runners.c4.config import HEAD_WIDTH, PRESETS, SIZES, TOKENIZER, Config, identity, with_tokenizer
 from runners.c4.data.tokenizer import file_beside
+from runners.tracking import Tracking
 
 
 def test_the_default_is_the_papers_300m_model_of_six_layers() -> None:
@@ -72,7 +73,8 @@ def test_a_batch_that_processes_cannot_share_is_refused() -> None:
 
 def test_the_help_explains_every_option_in_one_line() -> None:
     """It keeps the line breaks of the docstring, wherever they fall in a terminal."""
-    explained = {p.arg_name: p.description for p in docstring_parser.parse(Config.__doc__ or "").params}
+    texts = [docstring_parser.parse(of.__doc__ or "").params for of in (Config, Tracking)]
+    explained = {p.arg_name: p.description for params in texts for p in params}
     assert explained.keys() == {field.name for field in fields(Config)}
     assert not [text for text in explained.values() if "\n" in str(text)]
 

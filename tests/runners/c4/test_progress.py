@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from runners.c4 import progress as subject
+from runners import progress as subject
 from runners.c4.checkpoints import StepRow
 from runners.c4.config import Config
 from runners.c4.data.corpus import FEW_VALIDATION_TOKENS, Corpus, Manifest, Part, Shard
 from runners.c4.progress import Progress, with_bits
 
-DESCRIPTION: dict[str, Any] = {"config": {"steps": 100}, "corpus": {"bytes_per_token": 4.0}}
+DESCRIPTION: dict[str, Any] = {
+    "config": {"steps": 100, "batch_size": 1, "seq_len": 1000},
+    "corpus": {"bytes_per_token": 4.0},
+}
 
 
 def row(step: int, loss: float, **more: Any) -> StepRow:
@@ -25,7 +28,7 @@ def row(step: int, loss: float, **more: Any) -> StepRow:
 
 def printed(rows: list[StepRow]) -> list[str]:
     text = io.StringIO()
-    progress = Progress(Console(file=text, width=200, force_terminal=False), Config().tracking)
+    progress = Progress(Console(file=text, width=200, force_terminal=False), Config())
     progress.began("run", DESCRIPTION, None)
     for each in rows:
         progress.stepped(each)

@@ -34,7 +34,7 @@ def test_the_search_trains_each_point_once_and_goes_on(
                 interrupt()
 
     def go() -> search.Results:
-        return search.search(config, {}, corpus_of(config), ALONE, Watched(Console(quiet=True), config.tracking))
+        return search.search(config, {}, corpus_of(config), ALONE, Watched(Console(quiet=True), config))
 
     with pytest.raises(Interruption):
         go()

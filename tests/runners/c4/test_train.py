@@ -158,7 +158,7 @@ def test_the_validation_loss_is_that_of_the_first_validation_texts_in_order(text
     """Five windows and a rest are asked for, of a corpus with more of them."""
     config = configured(texts, tmp_path, steps=2, validation_tokens=65)
     corpus = prepare(tmp_path, config.data, config.tokenizer, 97, 400, Console(quiet=True))
-    record = train(config, {}, corpus, ALONE, Progress(Console(quiet=True), config.tracking))
+    record = train(config, {}, corpus, ALONE, Progress(Console(quiet=True), config))
     model, tokenizer = load_model(identity(config, {}, corpus.folder.name).folder)
     with gzip.open(texts / "c4-validation.json.gz", "rt") as file:
         documents = [json.loads(line)["text"] for line in file]
@@ -260,7 +260,7 @@ def test_gpu_layers_as_graphs_train_as_on_a_cpu(
         config = configured(tmp_path, out, **settings, device=world.device.type)
         (tmp_path / "tokenizer").mkdir(exist_ok=True)
         tokenizers.Tokenizer(tokenizers.models.BPE()).save(config.tokenizer)
-        record = train(config, {}, corpus, world, Progress(Console(quiet=True), config.tracking))
+        record = train(config, {}, corpus, world, Progress(Console(quiet=True), config))
         tensors, _ = load_tensors(newest(identity(config, {}, corpus.folder.name).folder) or tmp_path)
         curves.append((record, rows_of(tensors)))
     (one, rows), (other, others) = curves

@@ -10,6 +10,7 @@ from mixers import MIXERS
 from mixers.base import Shape
 from runners.mad.options import Options
 from runners.mad.training.protocol import Protocol
+from runners.tracking import Tracking
 from tasks import TASKS
 from tests.runners.mad.commands import planned
 
@@ -114,6 +115,6 @@ def test_epochs_take_the_place_of_a_presets_steps() -> None:
 
 
 def test_options_document_every_field() -> None:
-    documented = Options.__doc__ or ""
+    documented = f"{Options.__doc__}{Tracking.__doc__}"
     for name in (field.name for field in fields(Options)):
         assert re.search(rf"^ +{name}: ", documented, flags=re.MULTILINE), name

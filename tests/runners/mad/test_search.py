@@ -346,7 +346,7 @@ def _claimable(out: Path) -> list[Path]:
 
 
 def shown(console: Console, *actions: Callable[[Display], object]) -> None:
-    with Display(console, Tracking(mode="disabled", folder=Path())) as display:
+    with Display(console, Tracking()) as display:
         for act in actions:
             act(display)
 

@@ -18,16 +18,23 @@ def test_wandb_offline_writes_runs_without_a_network(
 ) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     logging = ["--wandb", "offline", "--wandb-project", "mine", "--wandb-entity", "us", "--wandb-tags", "first", "try"]
-    mad.main([*COMMAND, *logging, "--out", str(tmp_path)])
+    mad.main([*COMMAND, "--weight-decay", "0", "--seeds", "2", *logging, "--out", str(tmp_path)])
     assert capsys.readouterr().out.endswith(f"upload them: wandb sync {tmp_path}/wandb/offline-run-*\n")
 
     logs = [path.read_bytes() for path in (tmp_path / "wandb").glob("offline-run-*/*.wandb")]
-    assert len(logs) == 2
-    settings = (b"mine", b"us", b"first", b"try", b"diagnostics", b"transformer in-context-recall custom ")
+    assert len(logs) == 3
+    settings = (b"mine", b"us", b"first", b"try", b"transformer in-context-recall custom ")
     config = (b"mixer_config", b"weight_decay", b"parameters", b"flops_per_token")
-    figures = (b"train_loss", b"validation/token_accuracy", b"kept/token_accuracy")
+    figures = (b"diagnostics", b"train_loss", b"validation/token_accuracy", b"kept/token_accuracy")
+    means = (b"mean/test.token_accuracy", b"mean/validation.loss", b"mean/test.loss.half_width")
+    (of_chosen,) = [log for log in logs if b"chosen point" in log]
     for log in logs:
-        assert [word for word in (*settings, *config, *figures) if word not in log] == []
+        words = means if log is of_chosen else figures
+        assert [word for word in (*settings, *config, *words) if word not in log] == []
+        assert [
+            word for word in (b"diverged_step", b"remark", b"NaN", b"null", b"loading settings") if word in log
+        ] == []
+        assert not [*tmp_path.rglob("output.log")]
 
 
 @pytest.mark.usefixtures("logged_out")
