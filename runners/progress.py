@@ -1,7 +1,7 @@
 """What is shown of a training: bars, lines in a log, and runs of Weights & Biases; and times in words."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Self, TypeVar
@@ -117,10 +117,10 @@ class TrainingDisplay:
             self._bars.remove_task(self._bar)
             self._bar = None
 
-    def open_log(self, **settings: Any) -> None:
-        """Open a W&B run, unless the mode is ``disabled``; arguments as for ``Tracking.open_run``."""
+    def open_log(self, settings: Callable[[], dict[str, Any]]) -> None:
+        """Open a W&B run with the arguments of ``Tracking.open_run``, unless the mode is ``disabled``."""
         if self.tracking.wandb != "disabled":
-            self._logs.append(self.tracking.open_run(**settings))
+            self._logs.append(self.tracking.open_run(**settings()))
 
     def log(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
         """Log the figures of each open W&B run at a step."""
@@ -135,9 +135,9 @@ class TrainingDisplay:
         self._logs = []
 
     def close(self) -> None:
-        """Remove the bar, release the terminal, and close W&B runs that are still open."""
-        self.remove_bar()
+        """Release the terminal, on which the bar stays, and close W&B runs that are still open."""
         self._bars.stop()
+        self.remove_bar()
         for log in self._logs:
             log.finish()
         self._logs = []

@@ -33,11 +33,19 @@ class Progress(TrainingDisplay):
         self.open_bar(name, self._steps, done)
 
         # Seeds and the points of a search form a group, named after model and number of steps.
-        kind = name.partition("-lr")[0]
-        group = f"{kind} {config['steps']} steps of {config['batch_size']} × {config['seq_len']}"
-        others = {key: value for key, value in described.items() if key != "config"}
-        facts = {"job_type": "pretraining", "group": group, "config": config | others}
-        self.open_log(project="c4", name=name, run_id=name, **facts)
+        def log() -> dict[str, Any]:
+            group = f"{name.partition('-lr')[0]} {self._steps} steps of {config['batch_size']} × {config['seq_len']}"
+            facts = config | {key: value for key, value in described.items() if key != "config"}
+            return {
+                "project": "c4",
+                "job_type": "pretraining",
+                "group": group,
+                "name": name,
+                "run_id": name,
+                "config": facts,
+            }
+
+        self.open_log(log)
 
     def stepped(self, row: StepRow) -> None:
         """Advance the bar; print a line if the step was evaluated, or if one is due in a log."""

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -36,14 +38,8 @@ class Display(TrainingDisplay):
         self._figures = ""
 
         for run in runs:
-            self.open_log(
-                project="mad",
-                job_type="diagnostics",
-                group=experiment.name,
-                name=f"{experiment.label} {experiment.task} lr {run.lr:g} wd {run.weight_decay:g} seed {run.seed}",
-                run_id=f"{experiment.fingerprint[:16]}-{run.lr}-{run.weight_decay}-{run.seed}",
-                config={**experiment.facts, **asdict(run)},
-            )
+            kind = ("diagnostics", f"lr {run.lr:g} wd {run.weight_decay:g} seed {run.seed}")
+            self.open_log(partial(log_of, experiment, *kind, f"{run.lr}-{run.weight_decay}-{run.seed}", asdict(run)))
 
     def resumed(self, step: int) -> None:
         """Say after which step the ensemble resumes; measure its speed from there."""
@@ -91,16 +87,30 @@ class Display(TrainingDisplay):
     def chosen(self, experiment: Experiment, table: pd.DataFrame) -> None:
         """Log the chosen point of a study, with the means over its seeds, as a W&B run of its own."""
         (best,) = chosen(points(table)).to_dict("records")
-        self.open_log(
-            project="mad",
-            job_type="chosen point",
-            group=experiment.name,
-            name=f"{experiment.label} {experiment.task} chosen point",
-            run_id=f"{experiment.fingerprint[:16]}-chosen",
-            config={**experiment.facts, "lr": best["lr"], "weight_decay": best["weight_decay"], "seeds": best["seeds"]},
-        )
+        own = {name: best[name] for name in ("lr", "weight_decay", "seeds")}
+        self.open_log(partial(log_of, experiment, "chosen point", "chosen point", "chosen", own))
         self.close_logs([{f"mean/{name}": y for name, y in best.items() if "." in str(name)}])
 
     def waiting(self, runs: int) -> None:
         """Show that other processes train the missing runs."""
         self.open_bar(f"waiting for {runs} runs of other processes", None)
+
+
+def log_of(experiment: Experiment, job_type: str, name: str, ending: str, own: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``Tracking.open_run`` for a W&B run of a study.
+
+    Args:
+        experiment: the study.
+        job_type: kind of work.
+        name: end of its name.
+        ending: end of its identity.
+        own: its settings, beside those of the study.
+    """
+    return {
+        "project": "mad",
+        "job_type": job_type,
+        "group": experiment.name,
+        "name": f"{experiment.label} {experiment.task} {name}",
+        "run_id": f"{experiment.fingerprint[:16]}-{ending}",
+        "config": {**experiment.facts, **own},
+    }

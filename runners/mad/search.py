@@ -63,7 +63,7 @@ DISTRIBUTIONS: dict[str, BaseDistribution] = {
     "lr": FloatDistribution(*BOUNDS["lr"], log=True),
     "weight_decay": FloatDistribution(*BOUNDS["weight_decay"]),
 }
-"""What the dashboard judges the importance of. The seed is an attribute of a trial, because nobody tunes it."""
+"""Parameters of trials, of which a study has those that vary in it; the others, and the seed, are attributes."""
 
 
 def train_studies(
@@ -135,15 +135,21 @@ class Search:
         share = math.ceil(len(options.runs) / len(devices))
         self.limit = runs_at_once(experiment, min(options.together, share), device)
 
+        # A parameter with one value has no importance; where another one varies, the dashboard has a study of its own.
+        finished = self._finished()
+        runs = [*options.runs, *(record for _, record in finished)]
+        varying = [name for name in DISTRIBUTIONS if len({getattr(run, name) for run in runs}) > 1]
+        self.distributions = {name: DISTRIBUTIONS[name] for name in varying}
+        ending = "" if len(varying) == len(DISTRIBUTIONS) else f" over {' '.join(varying) or 'seeds'}"
+
         # The dashboard shows the settings.
         shown = {**experiment.facts, "folder": str(self.folder.resolve())}
-        self.study = open_study(storage, experiment.name, "maximize", shown)
+        self.study = open_study(storage, experiment.name + ending, "maximize", shown)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             if self.study.metric_names is None:
                 self.study.set_metric_names(["validation token accuracy"])
-        finished = self._finished()
-        catch_up(self.study, DISTRIBUTIONS, [outcome_of(record, file.parent) for file, record in finished])
+        catch_up(self.study, self.distributions, [self._outcome(record, file.parent) for file, record in finished])
         for file, _ in finished:
             file.with_name(CHECKPOINT).unlink(missing_ok=True)  # of a process that was killed behind its last line
 
@@ -169,7 +175,7 @@ class Search:
         """Train claimed runs, by their folders; write and tell each result. ``waiting`` runs come after them."""
         experiment, display = self.experiment, self.display
         trials = [
-            ask(self.study, DISTRIBUTIONS, folder.name, {"lr": run.lr, "weight_decay": run.weight_decay})
+            ask(self.study, self.distributions, folder.name, {name: getattr(run, name) for name in self.distributions})
             for folder, run in runs.items()
         ]
         display.started(experiment, [*runs.values()], waiting)
@@ -226,7 +232,7 @@ class Search:
             )
             save_tensors(folder / MODEL, result.parameters, {"study": experiment.name, **asdict(run)})
             write(folder, record)
-            tell(self.study, trial, outcome_of(record, folder))
+            tell(self.study, trial, self._outcome(record, folder))
             (folder / CHECKPOINT).unlink(missing_ok=True)
         display.finished(results)
         self.has_trained = True
@@ -250,21 +256,22 @@ class Search:
         """Return the records of all finished runs of the study, those of other grids included."""
         return read_all(self.folder) if self.folder.exists() else []
 
-
-def outcome_of(record: Record, folder: Path) -> Outcome:
-    """Return what Optuna is told of a run; its value is the token accuracy on the validation split."""
-    figures = record.metrics.get("validation", {})
-    return Outcome(
-        run=folder.name,
-        params={"lr": record.lr, "weight_decay": record.weight_decay},
-        value=figures.get("token_accuracy"),
-        curve={
-            step: value
-            for step, value in zip(record.curve["step"], record.curve["token_accuracy"], strict=True)
-            if value is not None
-        },
-        attributes={"seed": record.seed, "folder": str(folder.resolve()), **figures, "seconds": record.seconds},
-    )
+    def _outcome(self, record: Record, folder: Path) -> Outcome:
+        """Return what Optuna is told of a run; its value is the token accuracy on the validation split."""
+        figures = record.metrics.get("validation", {})
+        constant = [name for name in DISTRIBUTIONS if name not in self.distributions]
+        own = {name: getattr(record, name) for name in ("seed", *constant)}
+        return Outcome(
+            run=folder.name,
+            params={name: getattr(record, name) for name in self.distributions},
+            value=figures.get("token_accuracy"),
+            curve={
+                step: value
+                for step, value in zip(record.curve["step"], record.curve["token_accuracy"], strict=True)
+                if value is not None
+            },
+            attributes={**own, "folder": str(folder.resolve()), **figures, "seconds": record.seconds},
+        )
 
 
 @contextmanager

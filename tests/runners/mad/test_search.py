@@ -128,7 +128,23 @@ def test_a_record_has_what_is_needed_to_judge_and_repeat_a_run(tmp_path: Path) -
     (trial,) = trials(tmp_path)
     assert trial.value == record["validation.token_accuracy"]
     assert trial.intermediate_values == dict(zip((2, 4, 6), record["curve"]["token_accuracy"], strict=True))
-    assert (trial.params, trial.user_attrs["seed"]) == ({"lr": 1e-4, "weight_decay": 0.0}, 0)
+    assert [trial.user_attrs[name] for name in ("seed", "lr", "weight_decay")] == [0, 1e-4, 0.0]
+
+
+@pytest.mark.parametrize("decays", [(0.1,), (0.0, 0.1)])
+def test_parameters_of_trials_are_those_that_vary_in_the_study(
+    tmp_path: Path, started: list[list[Run]], decays: tuple[float, ...]
+) -> None:
+    for lrs in ((1e-3,), (1e-3, 2e-3), (1e-3,)):
+        trained(tmp_path, lr=lrs, weight_decay=decays)
+    storage = open_storage(str(tmp_path / JOURNAL))
+    studies = [optuna.load_study(study_name=name, storage=storage) for name in optuna.get_all_study_names(storage)]
+    varying = ["weight_decay"] * (len(decays) > 1)
+    assert {study.study_name: [[*trial.params] for trial in study.trials] for study in studies} == {
+        f"{experiment().name} over {' '.join(varying) or 'seeds'}": [varying] * len(decays),
+        experiment().name + " over lr" * (not varying): [["lr", *varying]] * 2 * len(decays),
+    }
+    assert len(started) == 2
 
 
 def test_the_chosen_point_alone_is_repeated_and_tested(tmp_path: Path) -> None:
