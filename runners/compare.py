@@ -12,7 +12,6 @@ from runners.interrupt import end_at_once
 if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
-import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from runners.mad.points import chosen, points
 from runners.mad.ranking import print_rankings
 from runners.mad.rows import load
 from runners.mad.tables import print_comparison
+from runners.style import chart_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_comparison(chosen(points(own)), console)
         print_rankings(own, reference, console)
 
-        # The chart's name is a hash of the studies, and of the rows beside them.
-        digest = hashlib.sha256("".join([*sorted(own["study"].unique()), given.reference]).encode()).hexdigest()
-        figure = given.out / "figures" / f"comparison-{digest[:8]}.png"
+        figure = chart_file(given.out, "comparison", [*sorted(own["study"].unique()), given.reference])
         plot_comparison(own, reference, figure)
     console.print(f"chart: {figure}\ntable: {figure.with_suffix('.csv')}", soft_wrap=True)
 

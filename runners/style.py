@@ -5,8 +5,9 @@ family of layers shares a colour and its members differ in their marks, because 
 Recurrent Transformer has a colour of its own, and so has everything that is not registered: a user's own layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,12 @@ def spread(values: Sequence[float], gap: float, low: float, high: float) -> list
 
 PLAIN_TEXT = rc_context({"text.parse_math": False})
 """Decorates what draws users' texts: a dollar sign in an option is no formula."""
+
+
+def chart_file(out: Path, words: str, shown: Iterable[object]) -> Path:
+    """Return the file of a chart in a results folder; its name ends with a hash of what is shown."""
+    digest = sha256(" ".join(map(str, shown)).encode()).hexdigest()
+    return out / "figures" / f"{words}-{digest[:8]}.png"
 
 
 def write_chart(figure: Figure, path: Path) -> None:

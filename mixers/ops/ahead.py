@@ -8,7 +8,6 @@ step whose launches are skipped; its numbers mean nothing.
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from mixers.ops.cuda import Kernel
+from mixers.ops.numerics import has_triton
 
 ALIGNMENT = 16
 """Bytes; Triton compiles a kernel for tensors that begin at multiples of it, or for any."""
@@ -32,11 +32,11 @@ def compiling_ahead() -> Iterator[None]:
     At the end the context waits for all of them. A kernel that does not compile raises its error when it is launched.
     Without a GPU nothing is compiled.
     """
-    if not torch.cuda.is_available() or find_spec("triton") is None:
+    if not (torch.cuda.is_available() and has_triton()):
         yield
         return
 
-    from triton import AsyncCompileMode  # does not exist on every platform
+    from triton import AsyncCompileMode
 
     global _begun
     # Triton's mode is that of one thread, in which backward passes must run, too.
@@ -59,11 +59,11 @@ def without_launches() -> Iterator[None]:
     On tensors in memory only the project's own kernels are skipped: others may time themselves to find their settings,
     or write indices that later operations trust.
     """
-    if find_spec("triton") is None:
+    if not has_triton():
         yield
         return
 
-    import triton  # does not exist on every platform
+    import triton
 
     run = triton.JITFunction.run
 

@@ -7,18 +7,18 @@ cache.
 """
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mixers.ops.norm import rms_norm
+from mixers.ops.numerics import has_triton
 
 
 def runs_in_kernels(x: Tensor) -> bool:
     """Return whether the operations of this file run in Triton kernels: on a GPU, with activations in float32."""
-    return x.is_cuda and x.dtype == torch.float32 and find_spec("triton") is not None  # not on every platform
+    return x.is_cuda and x.dtype == torch.float32 and has_triton()
 
 
 def row_products(

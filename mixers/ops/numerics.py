@@ -36,7 +36,12 @@ def runs_fused(x: Tensor) -> bool:
     """Return whether an operation on x runs in ``mixers.ops.kernels``: on a GPU under bfloat16 autocast."""
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
     wanted = x.is_cuda and autocast and x.dtype in (torch.float32, torch.bfloat16)
-    return wanted and find_spec("triton") is not None  # Triton does not exist on every platform
+    return wanted and has_triton()
+
+
+def has_triton() -> bool:
+    """Return whether Triton is installed, which does not exist on every platform."""
+    return find_spec("triton") is not None
 
 
 def product_precision(device: torch.device) -> str:

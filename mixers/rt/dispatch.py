@@ -5,7 +5,6 @@ and ``fused`` consists of Triton kernels for small models. Two others are called
 code for CPUs, computes whole layers, and ``wavefront`` whole stacks of wide layers.
 """
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from mixers.base import log_once
 from mixers.ops.method import Method, Optionals, Tensors
 from mixers.ops.native.library import is_recorded
-from mixers.ops.numerics import product_dtype
+from mixers.ops.numerics import has_triton, product_dtype
 from mixers.ops.runs import over_runs
 from mixers.rt.naive import Weights, naive_recurrence
 from mixers.rt.native.passes import library
@@ -116,7 +115,7 @@ def _unsupported(implementation: Chosen, x: Tensor, hidden: int, heads: int, blo
         return None
     if implementation == "native":
         return _unsupported_by_native(x, heads, block)
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return "this platform (Triton is not installed)"
 
     from mixers.rt.fused import passes as fused

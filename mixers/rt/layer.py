@@ -102,7 +102,7 @@ class RecurrentTransformer(AttentionLayer):
 
     @classmethod
     def through(cls, layers: Sequence[Self], x_BTD: Tensor) -> Tensor:
-        if cls.at_once(layers, x_BTD):
+        if len(layers) > 1 and cls.at_once(layers, x_BTD):  # a single one chooses in its own forward pass
             return cls._wavefront(layers, x_BTD)
         return super().through(layers, x_BTD)
 

@@ -116,7 +116,7 @@ def optimizer_step(
 
     with methods_met() as methods:
         ensemble = Ensemble(build, members, protocol.optimizer, protocol.total_steps(len(data)), device)
-        stepper = Stepper(ensemble, data, batch_size)
+        stepper = Stepper(ensemble, data, protocol)
         if implementation.graph:
             stepper.capture()
         stepper.begin(0)

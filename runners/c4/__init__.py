@@ -1,4 +1,4 @@
-"""C4 pretraining, as the command ``python -m runners.c4`` and as Python functions.
+"""Pretraining of language models, as the command ``python -m runners.c4`` and as Python functions.
 
 from runners.c4 import load_model, pretrain
 

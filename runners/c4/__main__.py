@@ -1,4 +1,4 @@
-"""Pretrain a language model of any registered layer on C4.
+"""Pretrain a language model of any layer on C4, or on other text.
 
     python -m runners.c4 --layers 6                  # the paper's 300M RT
     torchrun --nproc-per-node 8 -m runners.c4 --layers 6

@@ -7,7 +7,6 @@ A row is one run, or the mean of several that differ in the seed alone. Nothing 
 the records of the runs.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -56,6 +55,7 @@ def main(arguments: Sequence[str]) -> None:
 def compare(found: Sequence[Record], out: Path, console: Console) -> None:
     """Print a table of runs on each validation text, and draw their curves into a chart in the folder ``out``."""
     from runners.c4.charts import plot_curves  # imports Matplotlib
+    from runners.style import chart_file
 
     texts: dict[tuple[str, int], list[Record]] = {}
     for record in found:
@@ -67,11 +67,7 @@ def compare(found: Sequence[Record], out: Path, console: Console) -> None:
         table = loss_table(groups)
         print_table(table, f"validation loss on {tokens:,} tokens of text {name}", console)
 
-        # The chart's name is a hash of its runs.
-        digest = hashlib.sha256(
-            "".join(sorted(f"{record.study}{record.lr}" for record in of_text)).encode()
-        ).hexdigest()
-        chart = out / "figures" / f"c4-comparison-{digest[:8]}.png"
+        chart = chart_file(out, "c4-comparison", sorted(f"{record.study} {record.lr}" for record in of_text))
         plot_curves(groups, chart)
         write_atomically(chart.with_suffix(".csv"), partial(table.to_csv, index=False))
         console.print(f"chart: {chart}\ntable: {chart.with_suffix('.csv')}", soft_wrap=True)

@@ -60,7 +60,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Tracking):
-    """Pretrain a language model of any registered layer on C4.
+    """Pretrain a language model of any layer on C4, or on other text.
 
     In place of options, convert FOLDER TEXTS makes data of text files, compare tabulates runs, generate RUN continues
     texts, export RUN FOLDER writes the model for use elsewhere, gradients RUN measures how far back it reaches, and

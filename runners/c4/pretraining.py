@@ -108,6 +108,7 @@ def pretrain(
     config = with_tokenizer(given)
     own = checked_options(config, own)
     with world(config.device) as here:
+        check_layer(config, own, here.device)
         return train_config(config, own, here, console_of_call(quiet=not (progress and here.is_first)))
 
 
@@ -168,7 +169,7 @@ def train_config(config: Config, options: dict[str, Any], world: World, console:
 
     Args:
         config: configuration of the run.
-        options: options of the layer that ``checked_options`` has returned.
+        options: options of the layer that ``checked_options`` has returned; ``check_layer`` accepts it.
         world: the processes.
         console: console for progress; silent in all processes but the first.
 
@@ -185,7 +186,6 @@ def train_config(config: Config, options: dict[str, Any], world: World, console:
     require_shared(config.out, world)
     if world.is_first:
         config.log_in()
-    check_layer(config, options, world.device)
     if old := [*(config.out / "c4").glob("*/result.json")]:
         console.print(f"{len(old)} runs in {config.out} are of an older version, and left as they are", soft_wrap=True)
     corpus = corpus_of(config, console)

@@ -21,7 +21,6 @@ from runners.interrupt import end_at_once
 if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
-import hashlib
 import re
 import sys
 from collections.abc import Sequence
@@ -84,12 +83,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with user_errors(ValueError, OSError):
         from runners.mad.charts import plot_comparison  # imports Matplotlib
         from runners.mad.ranking import print_rankings
+        from runners.style import chart_file
 
         print_comparison(best, console)
         print_rankings(own, reference, console)
         words = re.sub(r"[^\w.+-]+", "-", "-".join(dict.fromkeys([*best["layer"], *best["task"]])))[:100]
-        digest = hashlib.sha256(" ".join(map(str, [*best["study"], *own["lr"], *own["seed"]])).encode()).hexdigest()
-        figure = options.out / "figures" / f"{words}-{digest[:8]}.png"
+        figure = chart_file(options.out, words, [*best["study"], *own["lr"], *own["seed"]])
         plot_comparison(own, reference, figure)
     say(f"chart: {figure}\ndashboard: optuna-dashboard {options.place}")
     if (advice := options.advice()) is not None:

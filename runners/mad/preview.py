@@ -90,7 +90,7 @@ def seconds_left(experiment: Experiment, runs: Sequence[Run], options: Options) 
     devices = find_devices(options.device)
     members = runs[: min(runs_at_once(experiment, options.together, devices[0]), -(-len(runs) // len(devices)))]
     ensemble = Ensemble(experiment.build, members, experiment.protocol.optimizer, experiment.steps, devices[0])
-    stepper = Stepper(ensemble, experiment.instance.split("train"), experiment.protocol.batch_size)
+    stepper = Stepper(ensemble, experiment.instance.split("train"), experiment.protocol)
     if devices[0].type == "cuda":
         stepper.capture()
     stepper.begin(0)

@@ -1,4 +1,4 @@
-"""C4 as token shards: tokenised once, checksummed, memory-mapped (``runners.c4.data.corpus`` describes the files).
+"""Text as token shards: tokenised once, checksummed, memory-mapped (``runners.c4.data.corpus`` describes the files).
 
 A corpus is a folder ``corpora/<hash>``. The hash covers the tokenizer and the sources, so other data make another
 corpus. All shards of a split except the last are full. The corpus is therefore the same whether one call or several

@@ -168,8 +168,8 @@ def train(
 
             # One step on a CPU, which may need seconds for it; up to the end of the epoch on a GPU.
             while loop.step < target:
-                epoch, within_epoch = divmod(loop.step, loop.steps_per_epoch)
-                steps = 1 if on_cpu else min(loop.steps_per_epoch - within_epoch, target - loop.step)
+                epoch, within_epoch = divmod(loop.step, loop.stepper.steps_per_epoch)
+                steps = 1 if on_cpu else min(loop.stepper.steps_per_epoch - within_epoch, target - loop.step)
                 loop.stepper.begin(epoch)
                 for _ in range(steps):
                     loop.stepper.take_step()
@@ -219,12 +219,11 @@ class _Loop:
         # Data.
         data = task.split("train")
         protocol.check(len(data))
-        self.steps_per_epoch = protocol.steps_per_epoch(len(data))
         self.validation = Resident.of(task.split("validation"), device)
 
         # Runs and their steps.
         self.ensemble = Ensemble(build, runs, protocol.optimizer, protocol.total_steps(len(data)), device)
-        self.stepper = Stepper(self.ensemble, data, protocol.batch_size)
+        self.stepper = Stepper(self.ensemble, data, protocol)
         if device.type == "cuda":
             self.stepper.capture()
 

@@ -1,6 +1,5 @@
 """Optimizer steps on data that lies on the device."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from runners.mad.training.ensemble import Ensemble
+from runners.mad.training.protocol import Protocol
 from tasks.base import Batch
 
 
@@ -19,7 +19,7 @@ class Stepper:
         loss_sum_R: sum of the losses since ``take_loss_sum``.
     """
 
-    def __init__(self, ensemble: Ensemble, data: Batch, batch_size: int) -> None:
+    def __init__(self, ensemble: Ensemble, data: Batch, protocol: Protocol) -> None:
         """Copy the data to the ensemble's device."""
         device = ensemble.device
         runs = len(ensemble.runs)
@@ -27,8 +27,8 @@ class Stepper:
         self.ensemble = ensemble
         self.inputs_ST = torch.from_numpy(data.inputs_ST).to(device)
         self.targets_ST = torch.from_numpy(data.targets_ST).to(device)
-        self.steps_per_epoch = math.ceil(len(data) / batch_size)
-        self.order_NRB = torch.zeros(self.steps_per_epoch, runs, batch_size, dtype=torch.int64, device=device)
+        self.steps_per_epoch = protocol.steps_per_epoch(len(data))
+        self.order_NRB = torch.zeros(self.steps_per_epoch, runs, protocol.batch_size, dtype=torch.int64, device=device)
         self.loss_sum_R = torch.zeros(runs, device=device)
         self.epoch = -1
         self.take_step = self._take_step
