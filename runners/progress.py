@@ -12,7 +12,6 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
-    TaskID,
     TextColumn,
     TimeRemainingColumn,
     track,
@@ -79,7 +78,6 @@ class TrainingDisplay:
         self.console, self.tracking = console, tracking
         self.say = partial(console.print, soft_wrap=True)
         self._bars = progress_bars(console)
-        self._bar: TaskID | None = None
         self._line_due = 0.0
         self._logs: list[Any] = []
 
@@ -93,7 +91,7 @@ class TrainingDisplay:
         """Open a bar in place of the last one."""
         self.remove_bar()
         self._bars.start()
-        self._bar = self._bars.add_task(description, total=total, completed=done, figures="")
+        self._bars.add_task(description, total=total, completed=done, figures="")
         self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
 
     def move_bar(self, step: int, figures: str, line: str, stays: bool = False) -> None:
@@ -105,17 +103,15 @@ class TrainingDisplay:
             line: what is printed without a terminal, if a line is due.
             stays: whether the line is printed in any case.
         """
-        assert self._bar is not None
-        self._bars.update(self._bar, completed=step, figures=figures)
+        self._bars.update(self._bars.tasks[-1].id, completed=step, figures=figures)
         if stays or (not self.console.is_terminal and time.monotonic() >= self._line_due):
             self.say(line)
             self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def remove_bar(self) -> None:
         """Remove the bar."""
-        if self._bar is not None:
-            self._bars.remove_task(self._bar)
-            self._bar = None
+        for task in self._bars.tasks:
+            self._bars.remove_task(task.id)
 
     def open_log(self, settings: Callable[[], dict[str, Any]]) -> None:
         """Open a W&B run with the arguments of ``Tracking.open_run``, unless the mode is ``disabled``."""

@@ -43,9 +43,9 @@ class Display(TrainingDisplay):
 
     def resumed(self, step: int) -> None:
         """Say after which step the ensemble resumes; measure its speed from there."""
-        if self._bar is not None:
-            self._bars.reset(self._bar, completed=step)
-            self.say(f"{self._bars.tasks[-1].description}: resumes after step {step}")
+        task = self._bars.tasks[-1]
+        self._bars.reset(task.id, completed=step)
+        self.say(f"{task.description}: resumes after step {step}")
 
     def evaluated(self, step: int, points: Sequence[CurvePoint]) -> None:
         """Show the figures of the run with the best validation score, and log those of all."""
@@ -66,10 +66,8 @@ class Display(TrainingDisplay):
 
     def progressed(self, step: int) -> None:
         """Move the bar to a step; without a terminal print a line if one is due."""
-        if self._bar is None:
-            return
-        self._bars.update(self._bar, completed=step)
         task = self._bars.tasks[-1]
+        self._bars.update(task.id, completed=step)
         speed = f"{task.speed:.2f} steps/s" if task.speed else ""
         figures = [*filter(None, (self._figures, speed))]
         if figures:

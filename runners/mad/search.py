@@ -102,8 +102,7 @@ def train_studies(
                     time.sleep(SECONDS_BETWEEN_LOOKS)
             display.remove_bar()
             table = search.evaluate_chosen()
-            if search.has_trained:
-                display.chosen(experiment, table)
+            display.chosen(experiment, table)
             yield experiment, table
 
 
@@ -131,7 +130,6 @@ class Search:
         """
         self.experiment, self.options, self.device, self.display = experiment, options, device, display
         self.folder = experiment.folder(options.out)
-        self.has_trained = False
         share = math.ceil(len(options.runs) / len(devices))
         self.limit = runs_at_once(experiment, min(options.together, share), device)
 
@@ -235,7 +233,6 @@ class Search:
             tell(self.study, trial, self._outcome(record, folder))
             (folder / CHECKPOINT).unlink(missing_ok=True)
         display.finished(results)
-        self.has_trained = True
 
     def evaluate_chosen(self) -> pd.DataFrame:
         """Read the test split for the chosen point of the finished grid; return the table of its records.

@@ -240,16 +240,16 @@ def test_one_word_names_all_layers(words: list[str]) -> None:
 def test_a_run_that_cannot_go_on_does_not_stop_the_others(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = command.run
+    trained = command.train_config
 
     def fails(config: Config, *rest: Any) -> Any:
         if config.mixer == "transformer":
             raise RunError("out of memory: lower --micro-batch-size")
         if config.mixer == "lstm":
             raise ZeroDivisionError("its own error")
-        return run(config, *rest)
+        return trained(config, *rest)
 
-    monkeypatch.setattr(command, "run", fails)
+    monkeypatch.setattr(command, "train_config", fails)
     with pytest.raises(SystemExit, match="1"):
         command.main([*words, "--mixer", "transformer", "lstm", "lru", "gla"])
     out, err = capsys.readouterr()
