@@ -26,6 +26,10 @@ from runners.files import read_json, read_lines, validated, write_json, write_li
 
 FORMAT = 1
 """Version of the format; a change that old readers would misread raises it."""
+REFERENCE = Path(__file__).parents[1] / "results" / "reference"
+"""Folder of the reference results that come with this version, in a checkout and in an installation."""
+TRAINED_REFERENCE = REFERENCE if (REFERENCE.parents[1] / "pyproject.toml").is_file() else Path("results/reference")
+"""Where commands train reference results: in the checkout, or of an installation in the current folder."""
 RECORD = "record.json"
 """Name of the file in the folder of a run."""
 LANGUAGE_MODEL = "language-model"

@@ -14,9 +14,6 @@ import pandas as pd
 from mixers import MIXERS
 from runners import records
 
-SHIPPED = Path(__file__).parents[2] / "results" / "reference"
-FOLDER = SHIPPED if SHIPPED.is_dir() else Path("results/reference")
-"""Folder in the checkout of this file; without a checkout, in the current folder."""
 ReferencePreset = Literal["full", "quick"]
 """Presets of the reference results."""
 
@@ -90,7 +87,7 @@ def load(name: str, tasks: Iterable[str]) -> pd.DataFrame | None:
     """
     if name == "none":
         return None
-    folder = FOLDER if name == "shipped" else Path(name)
+    folder = records.REFERENCE if name == "shipped" else Path(name)
     if name != "shipped" and not folder.is_dir():
         raise ValueError(f"--reference {name} is no folder: give shipped, none, or a folder of reference results")
     return load_rows(folder, get_args(ReferencePreset), LAYERS, tasks)

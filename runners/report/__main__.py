@@ -28,8 +28,9 @@ from runners import records
 from runners.c4.reference.rows import AGAINST, RATES
 from runners.ending import run_command, user_errors
 from runners.files import write_atomically
-from runners.mad.rows import ENTRIES, FOLDER, load_rows
+from runners.mad.rows import ENTRIES, load_rows
 from runners.options import parse
+from runners.records import REFERENCE
 from runners.report import curves, language
 from runners.report.boards import METRICS, TITLES, YOURS, boards_of
 from runners.report.correlation import LEAST, SIGNIFICANT
@@ -80,17 +81,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for study in options.studies:
             if not any(study in file.parents or study == file for file in own["file"]):
                 raise ValueError(f"{study} holds no records: give studies of runners.mad, as results/studies/*")
-        reference = load_rows(FOLDER, ("full", "quick"), ENTRIES.values(), TASKS)
+        reference = load_rows(REFERENCE, ("full", "quick"), ENTRIES.values(), TASKS)
         boards, left_out = boards_of(reference, own)
         for line in left_out:
             print(f"left out: {line}")
 
-        folder = options.language_models or FOLDER / "language-models"
+        folder = options.language_models or REFERENCE / "language-models"
         if options.language_models and not [*folder.glob("*.jsonl"), *folder.glob(f"{AGAINST}/*.jsonl")]:
             raise ValueError(f"{folder} holds no language models of runners.c4.reference: give its --folder")
         models = language.read_models(folder, alike=True)
         against = language.read_models(folder / AGAINST, alike=False)
-        published, claim = FOLDER.parent / "published", read_claims(FOLDER.parent / "claims.csv")
+        published, claim = REFERENCE.parent / "published", read_claims(REFERENCE.parent / "claims.csv")
         benchmarks = read_benchmarks(published)
 
         # The pages.
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "pictures": {board.name: [picture_of(board, name) for name in PICTURES] for board in boards},
             },
             "language": language_page(boards, models, against) | {"text": options.language_models, "boards": boards},
-            "paper": {"claims": papers_claims(claim), "results": FOLDER.parent},
+            "paper": {"claims": papers_claims(claim), "results": REFERENCE.parent},
             "speed": {"anchors": anchors(benchmarks), "benchmarks": benchmarks, "published": published},
         }
         for name, content in pages.items():

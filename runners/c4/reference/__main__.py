@@ -57,12 +57,9 @@ from runners.ending import others_continue, run_command, user_errors
 from runners.files import make_durable, rounded
 from runners.gpus import is_worker, run_on_all_gpus, starts_workers
 from runners.options import parse
-from runners.records import RECORD, Record, read_all, write_all
+from runners.records import RECORD, TRAINED_REFERENCE, Record, read_all, write_all
 from runners.runs import LOCK
 
-SHIPPED = Path(__file__).parents[3] / "results" / "reference"
-FOLDER = (SHIPPED if SHIPPED.is_dir() else Path("results/reference")) / "language-models"
-"""Lies in the checkout of this file; without a checkout, in the current folder."""
 RUNS = "reference-language-models"
 """Name of the folder of the runs below the results folder, so that no run of ``runners.c4`` itself is deleted."""
 
@@ -83,7 +80,7 @@ class Options:
     data: Path
     experiment: Literal["ranking", "transition", "variants", "variants-authors"] = "ranking"
     rows: tuple[str, ...] = ()
-    folder: Path = FOLDER
+    folder: Path = TRAINED_REFERENCE / "language-models"
     out: Path = Path("results")
     dry_run: bool = False
 

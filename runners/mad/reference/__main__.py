@@ -45,7 +45,7 @@ from runners.mad.diagnosis.outputs import UnreadableError, along_the_sequence, p
 from runners.mad.experiment import Experiment, plan
 from runners.mad.options import PRESETS, Options
 from runners.mad.points import choose
-from runners.mad.rows import ENTRIES, FOLDER, Entry, ReferencePreset, file_of
+from runners.mad.rows import ENTRIES, Entry, ReferencePreset, file_of
 from runners.mad.search import train_studies
 from tasks import TASKS
 
@@ -70,7 +70,7 @@ class ReferenceOptions:
     layers: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     preset: ReferencePreset = "full"
-    folder: Path = FOLDER
+    folder: Path = records.TRAINED_REFERENCE
     out: Path = Path("results/reference-studies")
     overview: bool = False
     dry_run: bool = False

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from runners.mad.ranking import beside, mean_ranks, ordinal, print_rankings, ranking
-from runners.mad.rows import FOLDER, load, load_rows
-from runners.records import Record, read_all, table_of
+from runners.mad.rows import load, load_rows
+from runners.records import REFERENCE, Record, read_all, table_of
 from tests.runners.mad.made_up import layer, record, study, table
 
 
@@ -141,13 +141,13 @@ def test_over_several_tasks_layers_that_have_all_are_ranked_by_their_mean_rank()
 
 def test_a_layer_is_ranked_among_the_shipped_rows_of_its_protocol_alone() -> None:
     """A block of 4, as if it was somebody's own, in both protocols; the variants of RT are not among the rows."""
-    files = [FOLDER / place / "rt-block-4" / "parity.jsonl" for place in ("", "quick")]
+    files = [REFERENCE / place / "rt-block-4" / "parity.jsonl" for place in ("", "quick")]
     own = [(file, replace(one, study=f"{one.study} mine", layer="mine")) for file, one in read_all(*files)]
     found = ranking(table_of(own), load("shipped", ["parity"]))
     groups = found.groupby("setting")
     assert groups.size().to_dict() == {"parity": 22, "parity (quick)": 22}
     assert not found["label"].str.contains("block").any()
-    known = load_rows(FOLDER, ["quick"], [], ["parity"])
+    known = load_rows(REFERENCE, ["quick"], [], ["parity"])
     assert known.empty
 
 

@@ -34,6 +34,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pages(results: Path) -> Path:
     """The folder of the pages of these results, made once."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(report, "FOLDER", results / "reference")
+        monkeypatch.setattr(report, "REFERENCE", results / "reference")
         report.main([str(results / "studies" / "MyLayer-parity"), "--out", str(results)])
     return results / "report"

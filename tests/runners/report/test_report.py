@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from runners import records
-from runners.mad.rows import ENTRIES, FOLDER, load_rows
+from runners.mad.rows import ENTRIES, load_rows
+from runners.records import REFERENCE
 from runners.report import __main__ as report
 from runners.report.__main__ import main
 from runners.report.boards import Board, boards_of
@@ -195,7 +196,7 @@ def test_models_are_compared_only_if_they_read_the_same_text(tmp_path: Path) -> 
 def test_shipped_results_give_the_analysis_that_was_fixed_beforehand() -> None:
     """Its figures, and exploratory ones, are those of the table of claims."""
     board, _ = board_of(SHIPPED)
-    models = [*read_models(FOLDER / MODELS, alike=True).values()]
+    models = [*read_models(REFERENCE / MODELS, alike=True).values()]
     claim = read_claims(SHIPPED / "claims.csv")
     rho = answer(board, models)
     assert rho is not None
@@ -228,7 +229,7 @@ def test_a_layer_that_diverged_says_so(results: Path, tmp_path: Path, monkeypatc
         write_cell(tmp_path, cell("rt", task, [0.9, 0.9]))
         write_cell(tmp_path, diverged("lru", task))
     (tmp_path / "claims.csv").symlink_to(SHIPPED / "claims.csv")
-    monkeypatch.setattr(report, "FOLDER", tmp_path / "reference")
+    monkeypatch.setattr(report, "REFERENCE", tmp_path / "reference")
     main(["--out", str(tmp_path)])
     rows = rows_of(tmp_path / "report" / "index.html")
     assert rows["lru"].count('<span class="token">diverged') == 2
@@ -239,7 +240,7 @@ def test_a_layer_that_diverged_says_so(results: Path, tmp_path: Path, monkeypatc
 def test_what_cannot_be_shown_is_one_line(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(report, "FOLDER", results / "reference")
+    monkeypatch.setattr(report, "REFERENCE", results / "reference")
     out = ["--out", str(tmp_path / "out")]
     empty = tmp_path / "empty"
     empty.mkdir()

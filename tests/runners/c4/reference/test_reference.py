@@ -28,7 +28,7 @@ from runners.records import Record, read_all, write_all
 from tests.runners.c4.runs import TINY, Interruption, interrupt
 
 FIRST_PLACES = [(rate, SEEDS[0]) for rate in FIRST]
-STORED = read_all(reference.SHIPPED / "language-models" / "rt.jsonl")[0][1]
+STORED = read_all(reference.TRAINED_REFERENCE / "language-models" / "rt.jsonl")[0][1]
 """A shipped record."""
 
 
@@ -96,7 +96,7 @@ def test_the_shipped_records_are_those_of_the_rows() -> None:
     """All rows are finished but the variants in the authors' parametrisation."""
     for folder, models in configs().items():
         for name, config, options in models:
-            file = reference.FOLDER / folder / f"{name}.jsonl"
+            file = reference.TRAINED_REFERENCE / "language-models" / folder / f"{name}.jsonl"
             if not file.exists():
                 assert name in EXPERIMENTS["variants-authors"].rows
                 continue

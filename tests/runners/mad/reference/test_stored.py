@@ -12,8 +12,9 @@ from mixers import MIXERS
 from runners.files import DamagedFileError
 from runners.mad.points import chosen, points
 from runners.mad.reference.overview import DEPTHS, effective_depth, overview_page
-from runners.mad.rows import ENTRIES, FOLDER, LAYERS, ReferencePreset, load, load_rows
+from runners.mad.rows import ENTRIES, LAYERS, ReferencePreset, load, load_rows
 from runners.mad.tables import in_order
+from runners.records import REFERENCE
 from tasks import TASKS
 
 LRS = {"full": (1e-4, 5e-4, 1e-3, 2e-3, 5e-3), "quick": (2e-3, 5e-3)}
@@ -23,7 +24,7 @@ SEEDS = {"full": 5, "quick": 3}
 
 @cache
 def stored(preset: ReferencePreset) -> pd.DataFrame:
-    return chosen(points(load_rows(FOLDER, [preset], ENTRIES.values(), TASKS)))
+    return chosen(points(load_rows(REFERENCE, [preset], ENTRIES.values(), TASKS)))
 
 
 @pytest.mark.parametrize("preset", ["full", "quick"])
@@ -52,7 +53,7 @@ def test_every_result_is_of_the_whole_protocol(preset: ReferencePreset) -> None:
 def test_the_stored_overview_is_that_of_the_stored_results(preset: ReferencePreset) -> None:
     found = stored(preset)
     page = overview_page(in_order(found.assign(label=found["layer"], setting=found["task"])), preset)
-    assert page == (FOLDER / ("" if preset == "full" else preset) / "overview.md").read_text(encoding="utf-8")
+    assert page == (REFERENCE / ("" if preset == "full" else preset) / "overview.md").read_text(encoding="utf-8")
 
 
 def test_every_registered_layer_has_a_row() -> None:
