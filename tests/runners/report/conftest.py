@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from runners.records import REFERENCE
 from runners.report import __main__ as report
 from tests.runners.report.made_up import cell, write_cell, write_model, write_study
 
-SHIPPED = Path(__file__).parents[3] / "results"
+SHIPPED = REFERENCE.parent
 TASKS = ("parity", "memorization", "copying")
 LAYERS = {"rt": 0.9, "transformer": 0.5, "deltanet": 0.7}
 """Token accuracy of the first seed by layer."""
