@@ -70,7 +70,7 @@ def search(config: Config, options: dict[str, Any], corpus: Corpus, world: World
         for point in [point for point in points if point not in found]:
             run, params = runs[point].folder.name, {"lr": point.lr, "beta2": point.beta2}
             if study is not None:
-                progress.after_step = partial(report_step, study, space, run, params, [])
+                progress.after_step = partial(report_step, study, space, run, params)
             try:
                 record = found[point] = train(point, options, corpus, world, progress)
             except BusyError:
@@ -118,11 +118,8 @@ def report_step(
     space: Mapping[str, FloatDistribution],
     run: str,
     params: Mapping[str, float],
-    trials: list[optuna.Trial],
     row: StepRow,
 ) -> None:
-    """Report an evaluation of a run, whose trial begins with its first step and is kept in ``trials``."""
-    if not trials:
-        trials.append(ask(study, space, run, params))
+    """Report an evaluation of a run, whose trial begins with the first one."""
     if row.validation_loss is not None:
-        report(study, trials[0], row.validation_loss, row.step)
+        report(study, ask(study, space, run, params), row.validation_loss, row.step)

@@ -1,11 +1,14 @@
 """Options from dataclasses: the command line and keyword arguments give the same."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+import docstring_parser
 import pytest
 
+from runners.c4 import config as c4
+from runners.mad import options as mad
 from runners.options import applicable, from_keywords, parse_nested, peek
 
 
@@ -112,3 +115,10 @@ def test_a_first_look_reads_a_few_options_alone() -> None:
     words = ["--preset", "quick", "--mixer", "rt", "my:Layer", "--mixer.block", "4", "--task", "mqar"]
     assert peek(words, preset="grid", mixer=("gla",)) == {"preset": "quick", "mixer": ["rt", "my:Layer"]}
     assert peek([], preset="grid", mixer=("gla",)) == {"preset": "grid", "mixer": ("gla",)}
+
+
+@pytest.mark.parametrize("options_class", [mad.Options, c4.Config])
+def test_the_help_explains_every_option(options_class: type[Any]) -> None:
+    """Also those that the class inherits."""
+    texts = [docstring_parser.parse(each.__doc__ or "").params for each in options_class.__mro__[:-1]]
+    assert {param.arg_name for params in texts for param in params} == {entry.name for entry in fields(options_class)}

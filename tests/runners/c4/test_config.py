@@ -5,13 +5,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import docstring_parser
 import pytest
 
 from mixers.base import Shape
 from runners.c4.config import HEAD_WIDTH, PRESETS, SIZES, TOKENIZER, Config, identity, with_tokenizer
 from runners.c4.data.tokenizer import file_beside
-from runners.tracking import Tracking
 
 
 def test_the_default_is_the_papers_300m_model_of_six_layers() -> None:
@@ -69,14 +67,6 @@ def test_a_batch_that_processes_cannot_share_is_refused() -> None:
         Config(batch_size=8).check_shares(3)
     with pytest.raises(ValueError, match="--micro-batch-size 4 must divide the 2 sequences"):
         Config(batch_size=8, micro_batch_size=4).check_shares(4)
-
-
-def test_the_help_explains_every_option_in_one_line() -> None:
-    """It keeps the line breaks of the docstring, wherever they fall in a terminal."""
-    texts = [docstring_parser.parse(of.__doc__ or "").params for of in (Config, Tracking)]
-    explained = {p.arg_name: p.description for params in texts for p in params}
-    assert explained.keys() == {field.name for field in fields(Config)}
-    assert not [text for text in explained.values() if "\n" in str(text)]
 
 
 def test_the_tokenizer_made_with_the_data_is_taken_unless_one_is_given(tmp_path: Path) -> None:

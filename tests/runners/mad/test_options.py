@@ -1,16 +1,12 @@
 """From options to experiments: grids, sweeps, presets, and what the help says of them."""
 
-import re
-from dataclasses import fields
 from itertools import product
 
 import pytest
 
 from mixers import MIXERS
 from mixers.base import Shape
-from runners.mad.options import Options
 from runners.mad.training.protocol import Protocol
-from runners.tracking import Tracking
 from tasks import TASKS
 from tests.runners.mad.commands import planned
 
@@ -112,9 +108,3 @@ def test_the_name_of_a_preset_is_no_part_of_an_experiments_identity() -> None:
 def test_epochs_take_the_place_of_a_presets_steps() -> None:
     (experiment, _) = planned(["--preset", "demo", "--epochs", "2"])[1]
     assert experiment.protocol == Protocol(batch_size=64, epochs=2, evaluations=5)
-
-
-def test_options_document_every_field() -> None:
-    documented = f"{Options.__doc__}{Tracking.__doc__}"
-    for name in (field.name for field in fields(Options)):
-        assert re.search(rf"^ +{name}: ", documented, flags=re.MULTILINE), name
