@@ -51,9 +51,9 @@ def parse_nested(
     Raises:
         SystemExit, ValueError: as ``parse``.
     """
-    # Inherited options come last in the help.
+    # The help has the order of the fields.
     entries = vars(options_class)["__dataclass_fields__"]
-    for name in [entry.name for base in options_class.__mro__[1:-1] for entry in fields(base)]:
+    for name in names_of(options_class):
         entries[name] = entries.pop(name)
 
     own: Any = Annotated[options_class, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")]
@@ -102,7 +102,7 @@ def from_keywords(default: Options, function: str, values: Mapping[str, Any]) ->
         TypeError: there is no such option.
         ValueError: a value is of another type than its option, or is refused.
     """
-    known = [entry.name for entry in fields(default)]  # type: ignore[arg-type]
+    known = names_of(type(default))
     if unknown := [name for name in values if name not in known]:
         raise TypeError(f"{function}() has no argument {unknown[0]!r}: choose from {', '.join(known)}")
 
@@ -150,6 +150,12 @@ def applicable(
 def expand(names: Sequence[str], registry: Mapping[str, Any]) -> list[str]:
     """Return each name once, in order, with the whole registry in place of ``all``."""
     return list(dict.fromkeys(n for name in names for n in (registry if name == "all" else [name])))
+
+
+def names_of(options_class: type[Any]) -> list[str]:
+    """Return the names of options in the order of their class, inherited ones last."""
+    known = [vars(base)["__dataclass_fields__"] for base in options_class.__mro__[:-1]]
+    return sorted(known[0], key=lambda name: sum(name in of_base for of_base in known))
 
 
 def flag_of(name: str, group: str = "") -> str:
