@@ -7,14 +7,12 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 
 from runners.mad.experiment import Experiment
 from runners.mad.points import chosen, points
 from runners.mad.training.loop import CurvePoint, Result
 from runners.mad.training.protocol import Run
 from runners.progress import TrainingDisplay, spell
-from runners.tracking import Tracking
 
 
 class Display(TrainingDisplay):
@@ -24,9 +22,7 @@ class Display(TrainingDisplay):
     point; those of a study are a group.
     """
 
-    def __init__(self, console: Console, tracking: Tracking) -> None:
-        super().__init__(console, tracking)
-        self._figures = ""
+    _figures = ""
 
     def started(self, experiment: Experiment, runs: Sequence[Run], waiting: int) -> None:
         """Open the bar of an ensemble, and a W&B run for each member; ``waiting`` runs of the grid have not begun."""
