@@ -12,6 +12,7 @@ from rich.console import Console
 from runners.c4.checkpoints import Row
 from runners.progress import SECONDS_BETWEEN_LINES, SECONDS_TO_FIRST_LINE, progress_bars, spell
 from runners.records import Record
+from runners.tables import abbreviated
 from runners.tracking import Tracking
 
 PROJECT = "c4"
@@ -22,7 +23,8 @@ RECENT = 50
 class Progress:
     """Shows the events of runs, in the first process.
 
-    Each evaluation prints a line. Without a terminal, a line is also printed every ``SECONDS_BETWEEN_LINES``.
+    Each evaluation prints a line. Without a terminal, a line is printed every ``SECONDS_BETWEEN_LINES`` instead, with
+    the last evaluation.
 
     Args:
         console: where to print.
@@ -40,14 +42,14 @@ class Progress:
         self._bars = progress_bars(console)
         self._task = self._bars.add_task("", figures="", start=False)
         self._wandb: Any = None
+        self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
 
     def began(self, name: str, described: dict[str, Any], row: Row | None) -> None:
         """A run begins, or continues after ``row``."""
         config, done = described["config"], row.step if row else 0
         self._steps = config["steps"]
         self._bytes_per_token = described["corpus"]["bytes_per_token"]
-        self._recent = deque[Row](maxlen=RECENT)
-        self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
+        self._recent, self._evaluated = deque[Row](maxlen=RECENT), ""
 
         # A line for logs, and the bar.
         self.console.print(f"{name}: {'continuing after' if done else 'from'} step {done}", soft_wrap=True)
@@ -71,23 +73,24 @@ class Progress:
 
         self._recent.append(row)
         loss = fmean(recent.loss for recent in self._recent)
-        figures = f"training loss {loss:.4f}"
         if row.validation_loss is not None:
-            figures += f", validation {with_bits(row.validation_loss, self._bytes_per_token)}"
+            evaluated = with_bits(row.validation_loss, self._bytes_per_token)
+            self._evaluated = f", validation {evaluated} at step {row.step}"
 
         # Speed and time left, from the last steps.
         tokens = row.tokens / row.step
         seconds = fmean(tokens / recent.tokens_per_second for recent in self._recent)
         utilisation = "" if row.mfu is None else f", MFU {row.mfu:.1%}, {row.memory_gib:.1f} GiB"
         left = spell(seconds * (self._steps - row.step))
-        pace = f"{tokens / seconds:,.0f} tokens/s{utilisation}, {left} left"
+        pace = f"{abbreviated(round(tokens / seconds))} tokens/s{utilisation}, {left} left"
 
         # The bar, and a line that stays.
         shown = f"training loss {loss:.3f}  norm {row.grad_norm:.2f}  {pace}"
         self._bars.update(self._task, completed=row.step, figures=shown)
-        is_due = not self.console.is_terminal and time.monotonic() >= self._line_due
-        if row.validation_loss is not None or is_due:
-            self.console.print(f"step {row.step:>6}: {figures}, lr {row.lr:.2e}, {pace}", soft_wrap=True)
+        is_due = time.monotonic() >= self._line_due
+        if row.validation_loss is not None if self.console.is_terminal else is_due:
+            figures = f"training loss {loss:.3f}{self._evaluated}"
+            self.console.print(f"step {row.step:>6}: {figures}, lr {row.lr:.3g}, {pace}", soft_wrap=True)
             self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES
         if self.after_step is not None:
             self.after_step(row)
@@ -110,5 +113,5 @@ class Progress:
 
 def with_bits(loss: float, bytes_per_token: float | None) -> str:
     """Return a loss in nats per token, and in bits per byte if the mean bytes per token are known."""
-    nats = f"{loss:.4f} nats per token"
-    return nats if bytes_per_token is None else f"{nats} = {loss / math.log(2) / bytes_per_token:.4f} bits per byte"
+    nats = f"{loss:.3f} nats per token"
+    return nats if bytes_per_token is None else f"{nats} = {loss / math.log(2) / bytes_per_token:.3f} bits per byte"

@@ -20,7 +20,7 @@ from runners.tracking import Tracking
 class Display:
     """Shows one ensemble after another: task, layer, step, loss, validation accuracies, steps per second, time left.
 
-    Without a terminal a line is printed at each evaluation, and every ``SECONDS_BETWEEN_LINES`` between evaluations.
+    Without a terminal a line is printed every ``SECONDS_BETWEEN_LINES``.
     Each run is a W&B run of its own, grouped by study, unless the mode is ``disabled``.
     """
 
@@ -30,7 +30,7 @@ class Display:
         self._progress = progress_bars(console)
         self._bar: TaskID | None = None
         self._figures = ""
-        self._line_due = 0.0
+        self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
         self._logs: list[Any] = []
 
     def __enter__(self) -> Self:
@@ -48,7 +48,7 @@ class Display:
         counted = f"{len(runs)} run{'s' * (len(runs) > 1)}" + f", then {waiting} more" * (waiting > 0)
         words = (experiment.task, experiment.label, experiment.difficulty, named, counted)
         self._bar = self._progress.add_task(" · ".join(words), total=experiment.steps, figures="starting")
-        self._figures, self._line_due = "", time.monotonic() + SECONDS_TO_FIRST_LINE
+        self._figures = ""
 
         if self.tracking.mode != "disabled":
             self._logs = [
@@ -82,7 +82,6 @@ class Display:
         for log, point in zip(self._logs, points, strict=False):
             figures = {} if point.validation is None else asdict(point.validation)
             log.log({"train_loss": point.train_loss, **{f"validation/{k}": v for k, v in figures.items()}}, step=step)
-        self._line_due = 0.0
         self.progressed(step)
 
     def progressed(self, step: int) -> None:

@@ -95,6 +95,7 @@ class Options:
         wandb_entity: W&B user or team, the default of your login unless given.
         wandb_tags: W&B tags of each run.
         reference: reference rows beside yours: shipped, none, or a folder written by runners.mad.reference.
+        verbose: print all grid points, and all reference rows with their costs.
         list: print the layers with parameters, state and FLOPs, and train nothing.
         dry_run: print which runs would be trained, which are finished and how long the others take, and train nothing.
 
@@ -130,6 +131,7 @@ class Options:
     wandb_entity: str | None = None
     wandb_tags: tuple[str, ...] = ()
     reference: str = "shipped"
+    verbose: bool = False
     list: bool = False
     dry_run: bool = False
 
