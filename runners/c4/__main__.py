@@ -166,14 +166,15 @@ def print_costs(runs: Sequence[Run]) -> None:
 def print_result(result: Result, alone: bool, console: Console) -> None:
     """Print the result of a run, and what to do with it if the command trains no other."""
     loss = with_bits(result.validation_loss, result.record.task_config["bytes_per_token"])
-    alike = f"{result.place} runs that read {abbreviated(result.config.tokens)} tokens of this text"
+    alike = f"{result.place} among runs that read {abbreviated(result.config.tokens)} tokens of this text"
     console.print(f"{result.record.layer}: validation cross-entropy {loss}, {alike}", soft_wrap=True)
+    console.print(f"run: {result.folder}", soft_wrap=True)
     if scores := {name: y for name, y in result.record.metrics.items() if name not in ("training", "validation")}:
         from runners.c4.evaluation.downstream import print_scores
 
         print_scores(scores, console)
     if alone:
-        console.print(f"run: {result.folder}; curves: {result.chart}", soft_wrap=True)
+        console.print(f"curves: {result.chart}", soft_wrap=True)
         console.print(f"generate: python -m runners.c4 generate {result.folder} --prompt ...", soft_wrap=True)
         if (advice := result.config.tracking.advice()) is not None:
             console.print(advice, soft_wrap=True)

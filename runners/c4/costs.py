@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from mixers.costs import count_flops, count_parameters, from_short, parameters_of_one_and_two
 from mixers.deep import DeepLayer
 from mixers.models import LanguageModel
+from mixers.registry import variant_label
 from runners.c4.config import TOKENIZER, Config
 from runners.c4.data.tokenizer import load_tokenizer, vocab_size
 from runners.c4.distributed import World
@@ -146,7 +147,8 @@ def describe(config: Config, options: dict[str, Any]) -> Table:
         "tokens": abbreviated(config.tokens),
         "FLOPs": f"{config.tokens * found['flops_per_token']:.3g}",
     }
-    table = Table("", "", title=f"{config.mixer}, {shape.layers} layers", title_justify="left", show_header=False)
+    title = f"{variant_label(config.mixer, options, 1)}, {shape.layers} layers"
+    table = Table("", "", title=title, title_justify="left", show_header=False)
     for name, value in rows.items():
         table.add_row(name, value)
     return table

@@ -74,8 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     say(f"runs and diagnosis: {studies}; dashboard: optuna-dashboard {options.place}")
 
     # A study without a result is an error, if no other has one or its test split could not be read.
-    untested = best.loc[best["chosen"], "test.token_accuracy"].isna().any()
-    if untested or not best["chosen"].any():
+    if not best["chosen"].any():
+        print("no point converged: try smaller learning rates (--lr), or correct the layer", file=sys.stderr)
+        raise SystemExit(1)
+    if best.loc[best["chosen"], "test.token_accuracy"].isna().any():
         raise SystemExit(1)
 
 

@@ -36,7 +36,8 @@ def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
     with console.status("counting") as status:
         for choice in choices:
             status.update(f"counting {choice.label}")
-            rows.append([choice.label, *_cells(choice), choice.layer.family, choice.layer.paper or ""])
+            paper = (choice.layer.paper or "").partition(";")[0].rpartition(", ")[2]
+            rows.append([choice.label, *_cells(choice), choice.layer.family, paper])
     headings = ["params", *(heading.replace("\n", " ").removesuffix(" / token") for heading in COSTS[1:])]
     table = table_of(["mixer", *headings, "family", "paper"], rows)
     if not fits(table, console):
@@ -46,7 +47,7 @@ def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
         same = [choice.label for choice in choices if choice.shape == shape]
         which = "" if len(same) == len(choices) else f"{', '.join(same)}: "
         console.print(f"{which}width {shape.width}, MLP {shape.mlp_width}", soft_wrap=True)
-    console.print(FOOTNOTE, soft_wrap=True)
+    console.print(FOOTNOTE)
 
 
 def print_plan(experiments: Sequence[Experiment], options: Options, console: Console) -> None:

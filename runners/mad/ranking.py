@@ -130,9 +130,9 @@ def print_results(found: pd.DataFrame, reasons: Sequence[str], console: Console,
     labels = [*mine["label"].unique()]
     if verbose:
         for setting in settings:
-            say(f"\n{setting}")
-            _print_rows(found[found["setting"] == setting], "layer", console, costs=True)
-        say(FOOTNOTE)
+            say("")
+            _print_rows(found[found["setting"] == setting], setting, console, costs=True)
+        console.print(FOOTNOTE)
 
     # The places.
     say("")
@@ -141,7 +141,7 @@ def print_results(found: pd.DataFrame, reasons: Sequence[str], console: Console,
             if not row["chosen"] or not math.isnan(row["group"]):
                 say(f"{row['label']} on {row['setting']}: {place_of(row)}")
         near = found["own"] | found["own"].shift(1, fill_value=False) | found["own"].shift(-1, fill_value=False)
-        _print_rows(found[near | (found["layer"] == TRANSFORMER)], "layer", console)
+        _print_rows(found[near | (found["layer"] == TRANSFORMER)], settings[0], console)
         limits = [f"{name} {mine[name].iloc[0]['token']:.3g}" for name in ("ceiling", "chance")]
         say(f"test accuracy, {intervals_of([mine])}; by token: {', '.join(limits)}")
     else:
@@ -161,14 +161,15 @@ def _print_rows(rows: pd.DataFrame, heading: str, console: Console, costs: bool 
 
     Args:
         rows: the rows.
-        heading: what names a row: ``layer``, ``task``, or both.
+        heading: ``task`` or ``task, layer``, which name a row; else a setting, all of whose rows have layers' names.
         console: where to print.
         costs: with costs, which have a table of their own on a narrow console.
     """
     ranked = rows["rank"].notna().any()
     lines, of_costs = [], []
     for row in rows.to_dict("records"):
-        name = {"layer": row["label"], "task": row["setting"]}.get(heading, f"{row['setting']}, {row['label']}")
+        both = {"task": row["setting"], "task, layer": f"{row['setting']}, {row['label']}"}
+        name = both.get(heading, row["label"])
         mark = "→ " if row["own"] and not rows["own"].all() else "  " if not rows["own"].all() else ""
         remark = f"\n{mark}  {row['remark']}" if isinstance(row["remark"], str) and (row["own"] or costs) else ""
         sequence, token = (estimate(row, f"test.{kind}_accuracy", 3) for kind in KINDS)
