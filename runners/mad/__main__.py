@@ -66,12 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         digest = hashlib.sha256(" ".join(map(str, [*own["study"], *own["lr"], *own["seed"]])).encode()).hexdigest()
         figure = options.out / "figures" / f"{words}-{digest[:8]}.png"
         plot_comparison(found, figure)
-    if (advice := options.tracking.advice()) is not None:
-        say(advice)
     say(f"chart: {figure}; all {len(found)} rows with costs: the .csv beside it, or --verbose")
     folders = [experiment.folder(options.out) for experiment in experiments]
     studies = folders[0] if len(folders) == 1 else folders[0].parent
     say(f"runs and diagnosis: {studies}; dashboard: optuna-dashboard {options.place}")
+    if (advice := options.tracking.advice()) is not None:
+        say(advice)
 
     # A study without a result is an error, if no other has one or its test split could not be read.
     if not best["chosen"].any():
