@@ -62,8 +62,6 @@ MIXERS: dict[str, type[Layer]] = {
 
 LAYER = Kind("mixer", "layer", nn.Module, "torch.nn.Module")
 """What ``find_mixer`` finds."""
-SIZES = ("heads",)
-"""Settings that follow from the width of the model, and are therefore not part of a layer's name."""
 
 
 def find_mixer(name: str) -> type[Layer]:
@@ -164,7 +162,7 @@ def variant_label(mixer: str, settings: Mapping[str, Any], layers: int, short_co
     words = [mixer]
     for name, value in settings.items():
         word = name.replace("_", "-")
-        number = f"{value:g}" if isinstance(value, float) else str(value)
+        number = f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
         words.append((word if value else f"no-{word}") if isinstance(value, bool) else f"{word}-{number}")
     if layers > 1:
         words.append(f"{layers}-layers")
@@ -172,10 +170,9 @@ def variant_label(mixer: str, settings: Mapping[str, Any], layers: int, short_co
 
 
 def changed(settings: Mapping[str, Any], config_class: type) -> dict[str, Any]:
-    """Return the settings that differ from the defaults of a ``Config`` class, without ``SIZES``."""
+    """Return the settings that differ from the defaults of a ``Config`` class."""
     defaults = vars(config_class())
-    others = {name: value for name, value in settings.items() if name not in SIZES}
-    return {name: value for name, value in others.items() if name not in defaults or value != defaults[name]}
+    return {name: value for name, value in settings.items() if name not in defaults or value != defaults[name]}
 
 
 def _has_defaults(config_class: type) -> bool:

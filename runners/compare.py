@@ -18,15 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from rich.console import Console
 
 from runners import options, records
 from runners.ending import run_command, user_errors
 from runners.mad.charts import plot_comparison
-from runners.mad.points import chosen, points
-from runners.mad.ranking import print_rankings
+from runners.mad.ranking import beside, print_results
 from runners.mad.rows import load
-from runners.mad.tables import print_comparison
+from runners.progress import open_console
 from runners.style import chart_file
 
 
@@ -38,16 +36,18 @@ class CompareOptions:
         studies: folders of studies; all in the results folder unless given.
         out: folder of results.
         reference: reference rows beside yours: shipped, none, or a folder written by runners.mad.reference.
+        verbose: print all rows with their costs.
     """
 
     studies: tyro.conf.Positional[tuple[Path, ...]] = ()
     out: Path = Path("results")
     reference: str = "shipped"
+    verbose: bool = False
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; errors are one line and exit status 2."""
-    console = Console(markup=False)
+    console = open_console()
     with user_errors(ValueError, OSError):
         given = options.parse(CompareOptions, sys.argv[1:] if arguments is None else arguments)
         own = records.load(*(given.studies or [given.out / "studies"]))
@@ -56,12 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise ValueError("no finished run is there: train with runners.mad, whose older versions wrote other files")
         reference = load(given.reference, own["task"].unique())
 
-        print_comparison(chosen(points(own)), console)
-        print_rankings(own, reference, console)
+        found, reasons = beside(own, reference)
+        print_results(found, reasons, console, given.verbose)
 
         figure = chart_file(given.out, "comparison", [*sorted(own["study"].unique()), given.reference])
-        plot_comparison(own, reference, figure)
-    console.print(f"chart: {figure}\ntable: {figure.with_suffix('.csv')}", soft_wrap=True)
+        plot_comparison(found, figure)
+    console.print(
+        f"chart: {figure}; all {len(found)} rows with costs: the .csv beside it, or --verbose", soft_wrap=True
+    )
 
 
 if __name__ == "__main__":

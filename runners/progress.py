@@ -27,15 +27,22 @@ SECONDS_OF_SPEED = 300.0
 SECONDS_TO_FIRST_LINE = 10.0
 SECONDS_BETWEEN_LINES = 60.0
 """Times between lines of output where there is no terminal."""
+NARROWEST = 60
+"""Columns of the narrowest console, because tables of fewer lose their cells; some schedulers set ``COLUMNS`` to 0."""
 WIDTH_OF_TEXT = 88
 """Characters that stand beside a bar."""
 
 
-def console_of_call(quiet: bool) -> Console:
-    """Return the console of a Python function; without ipywidgets, a notebook shows plain lines."""
-    console = Console(markup=False, quiet=quiet)
+def open_console(**options: Any) -> Console:
+    """Return a console, which is never narrower than ``NARROWEST``; options are those of ``rich.console.Console``.
+
+    Without ipywidgets, a notebook shows plain lines.
+    """
+    console = Console(markup=False, **options)
     if console.is_jupyter and not find_spec("ipywidgets"):
-        return Console(markup=False, quiet=quiet, force_jupyter=False, force_terminal=False)
+        console = Console(markup=False, force_jupyter=False, force_terminal=False, **options)
+    if console.width < NARROWEST:
+        console.width = NARROWEST
     return console
 
 
@@ -147,7 +154,7 @@ def bar(items: Iterable[Item], what: str, total: int | None = None) -> Iterable[
         what: what is done with them.
         total: number of items, if ``items`` has no length.
     """
-    console = Console(stderr=True)
+    console = open_console(stderr=True)
     return track(items, what, total, console=console, transient=True) if console.is_terminal else items
 
 

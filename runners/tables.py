@@ -61,6 +61,12 @@ def fits(table: Table, console: Console) -> bool:
     return Measurement.get(console, console.options.update(max_width=UNLIMITED), table).maximum <= console.width
 
 
+def ordinal(number: int) -> str:
+    """``1st``, ``2nd``, ``3rd``, ``4th``, …, ``11th``, …, ``21st``."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if 11 <= number % 100 <= 13 else ending}"
+
+
 def abbreviated(number: int) -> str:
     """Return a number with three digits and a unit: 197k, 1.05M."""
     rounded = float(f"{number:.3g}")

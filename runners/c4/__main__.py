@@ -42,6 +42,8 @@ from runners.c4.progress import with_bits
 from runners.device import find_devices, ran_out_of_memory
 from runners.ending import others_continue, run_command, user_errors
 from runners.options import applicable, expand, parse_nested, peek, print_help
+from runners.progress import open_console
+from runners.tables import abbreviated
 
 COMMANDS = {
     "convert": "runners.c4.data.convert",
@@ -75,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
 
         with world(runs[0][0].device) as here:
-            console = Console(markup=False, quiet=not here.is_first)
+            console = open_console(quiet=not here.is_first)
             for config, options in runs:
                 check_layer(config, options, here.device)
 
@@ -142,7 +144,7 @@ def print_costs(runs: Sequence[Run]) -> None:
         ValueError: the tokenizer is not available, or the layer cannot be trained.
         Exception: the layer's own error.
     """
-    console = Console(markup=False)
+    console = open_console()
     device = find_devices(runs[0][0].device)[0]
     models = {config.mixer: (replace(config, lr=runs[0][0].lr), options) for config, options in reversed(runs)}
     for config, options in reversed(models.values()):
@@ -166,7 +168,9 @@ def print_costs(runs: Sequence[Run]) -> None:
 def print_result(result: Result, alone: bool, console: Console) -> None:
     """Print the result of a run, and what to do with it if the command trains no other."""
     loss = with_bits(result.validation_loss, result.record.task_config["bytes_per_token"])
-    console.print(f"validation cross-entropy {loss}, run {result.folder}", soft_wrap=True)
+    alike = f"{result.place} among runs that read {abbreviated(result.config.tokens)} tokens of this text"
+    console.print(f"{result.record.layer}: validation cross-entropy {loss}, {alike}", soft_wrap=True)
+    console.print(f"run: {result.folder}", soft_wrap=True)
     if scores := {name: y for name, y in result.record.metrics.items() if name not in ("training", "validation")}:
         from runners.c4.evaluation.downstream import print_scores
 

@@ -19,12 +19,14 @@ import tyro
 from rich.console import Console
 
 from runners import records
+from runners.c4.train import loss_of
 from runners.ending import user_errors
 from runners.files import write_atomically
 from runners.intervals import mean_and_interval
 from runners.options import parse
+from runners.progress import open_console
 from runners.records import Record
-from runners.tables import abbreviated
+from runners.tables import abbreviated, ordinal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
             raise ValueError(
                 f"no finished run in {options.out / 'c4'}: train with python -m runners.c4, or name folders"
             )
-        compare(found, options.out, Console(markup=False))
+        compare(found, options.out, open_console())
 
 
 def compare(found: Sequence[Record], out: Path, console: Console) -> None:
@@ -65,19 +67,29 @@ def compare(found: Sequence[Record], out: Path, console: Console) -> None:
     for (name, tokens), of_text in texts.items():
         groups = by_label(of_text)
         table = loss_table(groups)
-        print_table(table, f"validation loss on {tokens:,} tokens of text {name}", console)
+        print_table(table, f"validation loss on {abbreviated(tokens)} tokens of text {name}, low ones first", console)
 
         chart = chart_file(out, "c4-comparison", sorted(f"{record.study} {record.lr}" for record in of_text))
         plot_curves(groups, chart)
         write_atomically(chart.with_suffix(".csv"), partial(table.to_csv, index=False))
-        console.print(f"chart: {chart}\ntable: {chart.with_suffix('.csv')}", soft_wrap=True)
+        console.print(f"chart: {chart}, the table is the .csv beside it", soft_wrap=True)
+
+
+def place_of(record: Record, others: Sequence[Record]) -> str:
+    """Return the place of a run by validation loss among those on its text that read as many tokens: "2nd of 5"."""
+
+    def terms(of: Record) -> list[Any]:
+        return [of.task_config["name"], of.task_config["validation_tokens"], of.steps * tokens_of_a_step(of)]
+
+    alike = [of for of in others if of.diverged_step is None and terms(of) == terms(record)]
+    return f"{ordinal(1 + sum(loss_of(of) < loss_of(record) for of in alike))} of {len(alike)}"
 
 
 def loss_table(groups: Mapping[str, Sequence[Record]]) -> pd.DataFrame:
     """Return a table with a row for each group of runs, low losses first; a group of which a run diverged has none."""
     rows = []
     for label, group in groups.items():
-        first, tokens = group[0], group[0].batch_size * group[0].settings["seq_len"]
+        first, tokens = group[0], tokens_of_a_step(group[0])
         diverged = [
             f"seed {record.seed} diverged at step {record.diverged_step}" for record in group if record.diverged_step
         ]
@@ -102,18 +114,23 @@ def loss_table(groups: Mapping[str, Sequence[Record]]) -> pd.DataFrame:
     return table.astype(dict.fromkeys((*figures, "tokens_per_second"), float))
 
 
+def tokens_of_a_step(record: Record) -> int:
+    """Return the number of tokens in a step of a run."""
+    return record.batch_size * int(record.settings["seq_len"])
+
+
 def print_table(table: pd.DataFrame, title: str, console: Console) -> None:
     """Print a table of runs on one text."""
-    halves = [f" ± {half:.4f}".removesuffix(" ± nan") for half in table["half_width"]]
-    losses = [f"{loss:.4f}".removesuffix("nan") for loss in table["nats_per_token"]]
+    halves = [f" ± {half:.3f}".removesuffix(" ± nan") for half in table["half_width"]]
+    losses = [f"{loss:.3f}".removesuffix("nan") for loss in table["nats_per_token"]]
     shown = pd.DataFrame(
         {
             "model": table["model"],
             "parameters": map(abbreviated, table["parameters"]),
             "tokens": map(abbreviated, table["tokens"]),
             "nats/token": map("".join, zip(losses, halves, strict=True)),
-            "bits/byte": table["bits_per_byte"].map("{:.4f}".format, na_action="ignore"),
-            "tokens/s": table["tokens_per_second"].map("{:,.0f}".format, na_action="ignore"),
+            "bits/byte": table["bits_per_byte"].map("{:.3f}".format, na_action="ignore"),
+            "tokens/s": table["tokens_per_second"].map(lambda y: abbreviated(round(y)), na_action="ignore"),
             "": table["remark"],
         }
     )

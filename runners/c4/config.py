@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 import sys
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -11,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from mixers.base import Shape
 from mixers.named import is_path
-from mixers.registry import find_mixer
+from mixers.registry import find_mixer, variant_label
 from runners.c4.data.tokenizer import file_beside
 from runners.options import flag_of
 from runners.tracking import Tracking
@@ -19,6 +20,8 @@ from runners.tracking import Tracking
 Parametrisation = Literal["paper", "authors"]
 HEAD_WIDTH = 64
 """Width of a head in the paper's models (appendix "C4 pretraining experiments")."""
+LONGEST_LABEL = 120
+"""Largest number of characters of a layer's name in that of a run's folder; file systems allow 255 bytes."""
 TOKENIZER = "google-t5/t5-base"
 """The paper's tokenizer."""
 
@@ -321,11 +324,14 @@ def identity(config: Config, options: dict[str, Any], corpus: str) -> Identity:
     fingerprint = _digest([values, options, corpus, text])
 
     # The digests identify study and run; the rest of their names describes them to a reader.
-    kind = f"{config.mixer}-{config.shape().width}x{config.layers}".replace(":", ".")
+    label = re.sub(r"[^\w.+-]+", "-", variant_label(config.mixer, options, 1).replace(":", "."))[:LONGEST_LABEL]
+    kind = f"{label}-{config.shape().width}x{config.layers}"
     kind += "-authors" if config.parametrisation == "authors" else ""
     point = f"lr{config.lr:g}-beta{config.beta2:g}-seed{config.seed}"
-    name = f"{kind}-{point}-{_digest([fingerprint, varied])[:8]}"
-    return Identity(study=f"{kind}-{fingerprint[:8]}", fingerprint=fingerprint, folder=config.out / "c4" / name)
+    digest = _digest([fingerprint, varied])[:8]
+    older = (config.out / "c4").glob(f"*-{digest}")  # names of older versions lack the layer's options
+    folder = next(older, config.out / "c4" / f"{kind}-{point}-{digest}")
+    return Identity(study=f"{kind}-{fingerprint[:8]}", fingerprint=fingerprint, folder=folder)
 
 
 def description(config: Config, options: dict[str, Any], corpus: dict[str, Any]) -> dict[str, Any]:

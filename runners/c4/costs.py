@@ -14,12 +14,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from mixers.costs import count_flops, count_parameters, from_short, parameters_of_one_and_two
 from mixers.deep import DeepLayer
 from mixers.models import LanguageModel
+from mixers.registry import variant_label
 from runners.c4.config import TOKENIZER, Config
 from runners.c4.data.tokenizer import load_tokenizer, vocab_size
 from runners.c4.distributed import World
 from runners.c4.model import LOGITS, build, layer_of, padded_vocab
 from runners.c4.step import ModelStepper
 from runners.progress import spell
+from runners.tables import abbreviated
 
 VOCABULARY = 32_100
 """Tokens of the paper's tokenizer, so that a dry run of its models needs no network."""
@@ -134,18 +136,19 @@ def describe(config: Config, options: dict[str, Any]) -> Table:
     of_model, logits = 16 * found["parameters"] / 2**30, 4 * min(LOGITS, config.tokens * vocab_size) / 2**30
     rows = {
         "width / MLP": f"{shape.width:,} / {shape.mlp_width:,}",
-        "parameters": f"{found['parameters']:,}",
-        "without embeddings": f"{found['parameters_without_embeddings']:,}{against}",
-        "FLOPs per token, training": f"{found['flops_per_token']:,}",
+        "parameters": abbreviated(found["parameters"]),
+        "without embeddings": f"{abbreviated(found['parameters_without_embeddings'])}{against}",
+        "FLOPs per token, training": abbreviated(found["flops_per_token"]),
         "memory: parameters, gradients, AdamW moments": f"{of_model:.3g} GiB",
         "memory: logits of a chunk": f"{logits:.3g} GiB",
         "sequences at once": f"{config.sequences_at_once()} × {config.seq_len}",
         "steps": f"{config.steps:,}",
-        "tokens per step": f"{config.tokens // config.steps:,}",
-        "tokens": f"{config.tokens:,}",
+        "tokens per step": abbreviated(config.tokens // config.steps),
+        "tokens": abbreviated(config.tokens),
         "FLOPs": f"{config.tokens * found['flops_per_token']:.3g}",
     }
-    table = Table("", "", title=f"{config.mixer}, {shape.layers} layers", title_justify="left", show_header=False)
+    title = f"{variant_label(config.mixer, options, 1)}, {shape.layers} layers"
+    table = Table("", "", title=title, title_justify="left", show_header=False)
     for name, value in rows.items():
         table.add_row(name, value)
     return table

@@ -20,7 +20,7 @@ from typing import Any
 from tyro.conf import Positional
 
 from mixers.models import LanguageModel
-from mixers.registry import changed, find_mixer, variant_label
+from mixers.registry import variant_label
 from runners import __version__
 from runners.c4.checkpoints import apart, find_checkpoint, load_run
 from runners.c4.config import INCIDENTAL, Config, config_of
@@ -131,7 +131,8 @@ def load_settings(path: Path | str) -> dict[str, Any]:
     """Load the settings of a run for ``runners.c4.compare.labels_of``; arguments and errors as ``load_model``."""
     info = _exported(Path(path)) or find_checkpoint(path)[1]
     mixer = info["config"]["mixer"]
-    own = changed(info["mixer_options"], find_mixer(mixer).Config)
+    _, by_size = layer_of(load_config(path), {})  # whose heads follow from the model's size
+    own = {name: value for name, value in info["mixer_options"].items() if value != getattr(by_size, name)}
     settings = {name: value for name, value in info["config"].items() if name not in (*INCIDENTAL, "mixer")}
     return {"layer": variant_label(mixer, own, 1), **settings}
 

@@ -34,7 +34,7 @@ from runners.c4.progress import Progress
 from runners.c4.train import loss_of, train
 from runners.device import require_memory
 from runners.options import applicable, from_keywords
-from runners.progress import console_of_call
+from runners.progress import open_console
 from runners.records import Record, read_all
 
 
@@ -47,12 +47,15 @@ class Result:
         record: record of the run; ``record.metrics`` has its figures by split.
         chart: PNG file with the curves of all runs on the same corpus.
         config: configuration of the run.
+        place: place by validation loss among the runs in the results folder that read as many tokens of the same text,
+            such as ``2nd of 5``; known to the first process.
     """
 
     folder: Path
     record: Record
     chart: Path
     config: Config
+    place: str = ""
 
     @property
     def validation_loss(self) -> float:
@@ -109,7 +112,7 @@ def pretrain(
     own = checked_options(config, own)
     with world(config.device) as here:
         check_layer(config, own, here.device)
-        return train_config(config, own, here, console_of_call(quiet=not (progress and here.is_first)))
+        return train_config(config, own, here, open_console(quiet=not (progress and here.is_first)))
 
 
 def checked_options(config: Config, options: dict[str, Any]) -> dict[str, Any]:
@@ -206,14 +209,15 @@ def train_config(config: Config, options: dict[str, Any], world: World, console:
         raise DivergedError(f"diverged at step {record.diverged_step}: lower --lr; {again}")
 
     # Draw a chart of all runs that are validated on the same text.
-    chart = config.out / "figures" / f"c4-{corpus.folder.name}.png"
+    chart, place = config.out / "figures" / f"c4-{corpus.folder.name}.png", ""
     if world.is_first:
         from runners.c4.charts import plot_curves  # imports Matplotlib
-        from runners.c4.compare import by_label
+        from runners.c4.compare import by_label, place_of
 
         runs = [other for _, other in read_all(config.out / "c4")]
         plot_curves(by_label([other for other in runs if other.task_config["name"] == corpus.folder.name]), chart)
-    return Result(folder=folder, record=record, chart=chart, config=config)
+        place = place_of(record, runs)
+    return Result(folder=folder, record=record, chart=chart, config=config, place=place)
 
 
 def corpus_of(config: Config, console: Console) -> Corpus:

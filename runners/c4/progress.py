@@ -9,13 +9,14 @@ from typing import Any
 from runners.c4.checkpoints import StepRow
 from runners.progress import TrainingDisplay, spell
 from runners.records import Record
+from runners.tables import abbreviated
 
 RECENT = 50
 """Number of steps over which the displayed training loss and speed are averaged."""
 
 
 class Progress(TrainingDisplay):
-    """Shows the events of runs, in the first process; each evaluation prints a line.
+    """Shows the events of runs, in the first process; an evaluation prints a line on a terminal, time does in a log.
 
     Attributes:
         after_step: is called after each step.
@@ -28,7 +29,7 @@ class Progress(TrainingDisplay):
         config, done = described["config"], row.step if row else 0
         self._steps = config["steps"]
         self._bytes_per_token = described["corpus"]["bytes_per_token"]
-        self._recent = deque[StepRow](maxlen=RECENT)
+        self._recent, self._evaluated = deque[StepRow](maxlen=RECENT), ""
         self.say(f"{name}: {'continuing after' if done else 'from'} step {done}")
         self.open_bar(name, self._steps, done)
 
@@ -52,21 +53,21 @@ class Progress(TrainingDisplay):
         self.log([vars(row)], row.step)
         self._recent.append(row)
         loss = fmean(recent.loss for recent in self._recent)
-        figures = f"training loss {loss:.4f}"
         if row.validation_loss is not None:
-            figures += f", validation {with_bits(row.validation_loss, self._bytes_per_token)}"
+            evaluated = with_bits(row.validation_loss, self._bytes_per_token)
+            self._evaluated = f", validation {evaluated} at step {row.step}"
 
         # Speed and time left, from the last steps.
         tokens = row.tokens / row.step
         seconds = fmean(tokens / recent.tokens_per_second for recent in self._recent)
         utilisation = "" if row.mfu is None else f", MFU {row.mfu:.1%}, {row.memory_gib:.1f} GiB"
         left = spell(seconds * (self._steps - row.step))
-        pace = f"{tokens / seconds:,.0f} tokens/s{utilisation}, {left} left"
+        pace = f"{abbreviated(round(tokens / seconds))} tokens/s{utilisation}, {left} left"
 
         # The bar, and a line that stays.
         shown = f"training loss {loss:.3f}  norm {row.grad_norm:.2f}  {pace}"
-        line = f"step {row.step:>6}: {figures}, lr {row.lr:.2e}, {pace}"
-        self.move_bar(row.step, shown, line, stays=row.validation_loss is not None)
+        line = f"step {row.step:>6}: training loss {loss:.3f}{self._evaluated}, lr {row.lr:.3g}, {pace}"
+        self.move_bar(row.step, shown, line, stays=row.validation_loss is not None and self.console.is_terminal)
         if self.after_step is not None:
             self.after_step(row)
 
@@ -80,5 +81,5 @@ class Progress(TrainingDisplay):
 
 def with_bits(loss: float, bytes_per_token: float | None) -> str:
     """Return a loss in nats per token, and in bits per byte if the mean bytes per token are known."""
-    nats = f"{loss:.4f} nats per token"
-    return nats if bytes_per_token is None else f"{nats} = {loss / math.log(2) / bytes_per_token:.4f} bits per byte"
+    nats = f"{loss:.3f} nats per token"
+    return nats if bytes_per_token is None else f"{nats} = {loss / math.log(2) / bytes_per_token:.3f} bits per byte"

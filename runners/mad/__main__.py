@@ -26,30 +26,21 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-import pandas as pd
-from rich.console import Console
-
-from runners.device import find_devices
 from runners.ending import run_command, user_errors
-from runners.mad.checks import check
-from runners.mad.chosen import delete_models, diagnose_best
 from runners.mad.experiment import choose_layers, plan
 from runners.mad.options import read_options
-from runners.mad.points import chosen, points
-from runners.mad.rows import load
-from runners.mad.search import train_studies
-from runners.mad.tables import print_comparison, print_study
+from runners.mad.search import prepare, train_and_rank
 from runners.options import print_help
+from runners.progress import open_console
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    arguments, console = sys.argv[1:] if arguments is None else arguments, Console(markup=False)
+    arguments, console = sys.argv[1:] if arguments is None else arguments, open_console()
     say = partial(console.print, soft_wrap=True)
     if not arguments:
         print_help(__doc__)
 
-    # What to train.
     with user_errors(ValueError, OSError):
         options, mixer_options, task_options = read_options(arguments)
         if options.list:
@@ -58,48 +49,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_layers(choose_layers(options, mixer_options, say), console)
             return
         experiments = plan(options, mixer_options, task_options, say)
-        reference = load(options.reference, {experiment.task for experiment in experiments})
-        check(experiments, options.together, find_devices(options.device)[0])
+        reference = prepare(experiments, options)
         if options.dry_run:
             from runners.mad.preview import print_plan
 
             print_plan(experiments, options, console)
             return
-        options.log_in()
+        own, found = train_and_rank(experiments, options, reference, console)
 
-    # Training.
-    tables = []
-    with user_errors(ValueError, OSError):
-        for experiment, table in train_studies(experiments, options, console):
-            print_study(table, console)
-            diagnose_best(experiment, options, say)
-            delete_models(experiment, table, options)
-            say(f"stored in {experiment.folder(options.out)}\n")
-            tables.append(table)
-
-    # All studies together, with the reference rows.
-    own = pd.concat(tables)
-    best = chosen(points(own))
-    with user_errors(ValueError, OSError):
+        # The chart; where everything is.
         from runners.mad.charts import plot_comparison  # imports Matplotlib
-        from runners.mad.ranking import print_rankings
         from runners.style import chart_file
 
-        print_comparison(best, console)
-        print_rankings(own, reference, console)
+        best = found[found["own"]]
         words = re.sub(r"[^\w.+-]+", "-", "-".join(dict.fromkeys([*best["layer"], *best["task"]])))[:100]
         figure = chart_file(options.out, words, [*best["study"], *own["lr"], *own["seed"]])
-        plot_comparison(own, reference, figure)
-    say(f"chart: {figure}\ndashboard: optuna-dashboard {options.place}")
+        plot_comparison(found, figure)
+    say(f"chart: {figure}; all {len(found)} rows with costs: the .csv beside it, or --verbose")
+    folders = [experiment.folder(options.out) for experiment in experiments]
+    studies = folders[0] if len(folders) == 1 else folders[0].parent
+    say(f"runs and diagnosis: {studies}; dashboard: optuna-dashboard {options.place}")
     if (advice := options.advice()) is not None:
         say(advice)
 
     # A study without a result is an error, if no other has one or its test split could not be read.
-    diverged = best["lr"].isna()
-    for name in best["study"][diverged]:
-        print(f"{name}: every run diverged: try smaller learning rates (--lr), or correct the layer", file=sys.stderr)
-    untested = best.loc[~diverged].reindex(columns=["test.token_accuracy"]).isna().any(axis=None)
-    if diverged.all() or untested:
+    if not best["chosen"].any():
+        print("no point converged: try smaller learning rates (--lr), or correct the layer", file=sys.stderr)
+        raise SystemExit(1)
+    if best.loc[best["chosen"], "test.token_accuracy"].isna().any():
         raise SystemExit(1)
 
 

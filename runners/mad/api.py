@@ -13,19 +13,16 @@ from torch import nn
 from mixers import MIXERS
 from mixers.named import name_of
 from mixers.registry import find_mixer
-from runners.device import find_devices
 from runners.intervals import Estimate
-from runners.mad.checks import check
-from runners.mad.chosen import delete_models, kept_model, runs_of_choice
+from runners.mad.chosen import kept_model, runs_of_choice
 from runners.mad.experiment import Experiment, plan
 from runners.mad.options import defaults
 from runners.mad.points import chosen, points
-from runners.mad.ranking import print_rankings, ranking
-from runners.mad.rows import load
-from runners.mad.search import train_studies
+from runners.mad.ranking import ranking
+from runners.mad.search import prepare, train_and_rank
 from runners.mad.training.protocol import Run
 from runners.options import from_keywords
-from runners.progress import console_of_call
+from runners.progress import open_console
 from tasks import TASKS
 from tasks.base import Accuracy, Batch, Task
 
@@ -158,7 +155,7 @@ def study(
         preset: ``grid``, ``full``, ``quick`` or ``demo``.
         mixer_options: settings of the layer, by the names of its ``Config``.
         task_options: settings of the task, by the names of its ``Config``.
-        quiet: show no progress and no ranking, which ``Study.ranking`` returns; warnings remain.
+        quiet: print nothing but warnings; ``Study.ranking`` returns the places.
         **options: fields of ``runners.mad.options.Options``, the options of the command.
 
     Raises:
@@ -178,13 +175,7 @@ def study(
         raise ValueError("study trains one layer on one task: call it once for each")
     find_mixer(named["mixer"])  # its message on a class or a module is the better one
     parsed = from_keywords(defaults(preset, **options), "study", named)
-    (experiment,) = plan(parsed, dict(mixer_options or {}), dict(task_options or {}))
-    reference = load(parsed.reference, {experiment.task})
-    check([experiment], parsed.together, find_devices(parsed.device)[0])
-    parsed.log_in()
-
-    console = console_of_call(quiet)
-    ((_, table),) = train_studies([experiment], parsed, console)
-    delete_models(experiment, table, parsed)
-    print_rankings(table, reference, console)
-    return Study(experiment=experiment, table=table, out=parsed.out.resolve(), reference=reference)
+    experiments = plan(parsed, dict(mixer_options or {}), dict(task_options or {}))
+    reference = prepare(experiments, parsed)
+    own, _ = train_and_rank(experiments, parsed, reference, open_console(quiet=quiet), diagnosed=False)
+    return Study(experiment=experiments[0], table=own, out=parsed.out.resolve(), reference=reference)

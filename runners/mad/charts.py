@@ -16,7 +16,6 @@ from matplotlib.patches import Patch
 from mixers.costs import LENGTHS
 from runners.files import write_atomically
 from runners.mad.points import HALF
-from runners.mad.ranking import beside
 from runners.mad.tables import FEW, KINDS, beyond_training
 from runners.style import PLAIN_TEXT, styles, write_chart
 
@@ -33,15 +32,13 @@ TOP, NUMBERS = 1.13, 1.035
 """Upper end of a panel of bars, and the height of the numbers: above all bars, whiskers and lines."""
 
 
-def plot_comparison(own: pd.DataFrame, reference: pd.DataFrame | None, file: Path) -> None:
+def plot_comparison(found: pd.DataFrame, file: Path) -> None:
     """Draw test accuracies by task and layer, with ceiling and chance, and write the table that they are from.
 
     Args:
-        own: records of one's own studies.
-        reference: records of reference results, of which the comparable rows are shown; None for none.
+        found: one's own studies beside reference rows, from ``runners.mad.ranking.beside``.
         file: PNG file; a PDF and a CSV file are written beside it.
     """
-    found, _ = beside(own, reference)
     write_chart(draw_heat_map(found) if found["label"].nunique() > FEW else draw_bars(found), file)
 
     # The table: of each study the test split, then the extrapolation sets, whose limits are unknown.

@@ -163,7 +163,7 @@ def runs_of_choice(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def diagnose_best(experiment: Experiment, options: Options, say: Say) -> None:
-    """Diagnose the best model of a study, unless its files are there; say where they are and what they lack."""
+    """Diagnose the best model of a study, unless its files are there; say what they lack."""
     folder = experiment.folder(options.out)
     runs = runs_of_choice(table_of(read_all(folder)))
     if runs.empty:
@@ -191,7 +191,6 @@ def diagnose_best(experiment: Experiment, options: Options, say: Say) -> None:
 
     for name, reason in read_json(file).get("unreadable_sets", {}).items():
         say(f"diagnosis without {name!r}: {experiment.label} on {experiment.setting} cannot be read there: {reason}")
-    say(f"diagnosis of the chosen model: {figure}")
 
 
 def delete_models(experiment: Experiment, table: pd.DataFrame, options: Options) -> None:

@@ -18,8 +18,8 @@ from runners.progress import TrainingDisplay, spell
 class Display(TrainingDisplay):
     """Shows one ensemble after another: task, layer, step, loss, validation accuracies, steps per second, time left.
 
-    Without a terminal a line is printed at each evaluation, too. Each run is a W&B run of its own, and so is the chosen
-    point; those of a study are a group.
+    Without a terminal a line is printed every ``SECONDS_BETWEEN_LINES``. Each run is a W&B run of its own, and so is
+    the chosen point; those of a study are a group.
     """
 
     _figures = ""
@@ -57,7 +57,6 @@ class Display(TrainingDisplay):
         validation = [{} if point.validation is None else asdict(point.validation) for point in points]
         figures = [{f"validation/{name}": y for name, y in of_run.items()} for of_run in validation]
         self.log([{"train_loss": p.train_loss, **own} for p, own in zip(points, figures, strict=True)], step)
-        self._line_due = 0.0
         self.progressed(step)
 
     def progressed(self, step: int) -> None:

@@ -27,6 +27,7 @@ from runners.device import find_devices
 from runners.mad.options import PRESETS, Options, preset_name
 from runners.mad.training.protocol import Protocol, Run
 from runners.options import applicable, expand, flag_of
+from runners.tables import abbreviated
 from runners.task_names import find_task
 from tasks import TASKS
 from tasks.base import Task
@@ -237,7 +238,7 @@ def choose_layers(options: Options, values: dict[str, Any], say: Say) -> list[La
     except ValueError as error:
         raise ValueError(f"--match {figure}: no Transformer of width {shape.width}: {error}") from error
     what = FIGURES[figure][0]
-    say(f"transformer: width {shape.width}, MLP {shape.mlp_width}: {target:,} {what}, which others meet")
+    say(f"transformer: width {shape.width}, MLP {shape.mlp_width}: {abbreviated(target)} {what}, which others meet")
 
     matched = []
     for choice in choices:
@@ -252,7 +253,7 @@ def choose_layers(options: Options, values: dict[str, Any], say: Say) -> list[La
             say(f"left out: --match {figure}: {choice.mixer}: {error}")
             continue
         matched.append(replace(choice, shape=met))
-        difference = f"{found:,} {what}, {found / target - 1:+.1%}"
+        difference = f"{abbreviated(found)} {what}, {found / target - 1:+.1%}"
         say(f"{choice.mixer}: width {met.width}, MLP {met.mlp_width}: {difference}")
     return matched
 

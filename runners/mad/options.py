@@ -89,6 +89,7 @@ class Options(Tracking):
         storage: Optuna storage URL, or path of a journal file; by default optuna.journal in the results folder.
         keep: which models are kept after a study has its result: all; best, those of the chosen point; or none.
         reference: reference rows beside yours: shipped, none, or a folder written by runners.mad.reference.
+        verbose: print all grid points, and all reference rows with their costs.
         list: print the layers with parameters, state and FLOPs, and train nothing.
         dry_run: print which runs would be trained, which are finished and how long the others take, and train nothing.
 
@@ -119,6 +120,7 @@ class Options(Tracking):
     storage: str | None = None
     keep: Keep = "all"
     reference: str = "shipped"
+    verbose: bool = False
     list: bool = False
     dry_run: bool = False
 

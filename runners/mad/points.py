@@ -9,12 +9,14 @@ seeds is the same with some rows of ``table``.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from statistics import fmean
 
 import pandas as pd
 from scipy.special import stdtrit
 
+CRITERION = "validation.token_accuracy"
+"""What a point is chosen by."""
 SATURATED = 1e-3
 """Distance from the ceiling of token accuracy at which another learning rate cannot help."""
 FIGURES = (
@@ -31,7 +33,7 @@ HALF = ".half_width"
 POINT = ["study", "lr", "weight_decay"]
 """Columns that name a grid point."""
 OF_A_RUN = (
-    *("file", "seed", "diverged_step", "best_step", "metrics", "curve", "profile", "gradient", "seconds", "together"),
+    *("file", "seed", "diverged_step", "best_step", "metrics", "curve", "profile", "gradient", "seconds"),
     *("steps_per_second", "commit"),
 )
 """Columns of the table of records that differ between the seeds of a point."""
@@ -105,9 +107,10 @@ def chosen(grid: pd.DataFrame) -> pd.DataFrame:
 
 
 def choose(table: pd.DataFrame, without: Collection[GridPoint] = ()) -> GridPoint | None:
-    """Return the point of a study with the best mean validation score; of equal ones that with the smallest rates.
+    """Return the point of a study with the best mean token accuracy on validation; of equal ones the smallest rates.
 
-    The means are over the seeds that all points share. A point of which any seed diverged is not chosen.
+    Two points are compared by their means over the seeds that both have, those with more seeds first. A point of which
+    any seed diverged is not chosen. A stored result keeps the choice that its column ``stored_choice`` marks.
 
     Args:
         table: records of one study.
@@ -117,13 +120,22 @@ def choose(table: pd.DataFrame, without: Collection[GridPoint] = ()) -> GridPoin
         None if a seed of each point diverged.
     """
     scores: dict[GridPoint, dict[int, float]] = {}
-    values = table.get("validation.score", pd.Series(math.nan, table.index)).astype(float)
-    diverged = table["diverged_step"].notna()
-    runs = (table["lr"], table["weight_decay"], table["seed"], values.mask(diverged))
+    values = table.get(CRITERION, pd.Series(math.nan, table.index)).astype(float)
+    candidates = table.get("stored_choice", pd.Series(True, table.index)) & table["diverged_step"].isna()
+    runs = (table["lr"], table["weight_decay"], table["seed"], values.where(candidates))
     for lr, weight_decay, seed, score in zip(*runs, strict=True):
         scores.setdefault((lr, weight_decay), {})[seed] = score
-
     stable = {at: of for at, of in scores.items() if at not in without and not any(map(math.isnan, of.values()))}
-    shared = set.intersection(*map(set, stable.values())) if stable else set()
-    means = {at: fmean(of[seed] for seed in sorted(shared or of)) for at, of in stable.items()}
-    return max(means, key=lambda at: (means[at], -at[0], -at[1]), default=None)
+
+    best: GridPoint | None = None
+    for at in sorted(stable, key=lambda at: (-len(stable[at]), at)):
+        seeds = shared_seeds([stable[best], stable[at]]) if best else []
+        means = [fmean(of[seed] for seed in seeds or of) for of in (stable[at], stable[best or at])]
+        if best is None or means[0] > means[1]:
+            best = at
+    return best
+
+
+def shared_seeds(points: Iterable[Iterable[int]]) -> list[int]:
+    """Return the seeds that all points have, ascending."""
+    return sorted(set.intersection(*map(set, points)))

@@ -6,21 +6,21 @@ from itertools import groupby
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from runners.device import find_devices
 from runners.mad.checks import runs_at_once
 from runners.mad.chosen import missing_runs, saved_step
 from runners.mad.experiment import Experiment, LayerChoice
 from runners.mad.options import Options
+from runners.mad.tables import printed_table
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Run
 from runners.mad.training.step import Stepper
 from runners.progress import spell
 from runners.runs import is_finished
-from runners.tables import COSTS, FOOTNOTE, Name, cost_cells
+from runners.tables import COSTS, FOOTNOTE, Name, cost_cells, fits
 
 STEPS = 3
 """Steps of each experiment that are timed, after a first one that is not."""
@@ -31,21 +31,22 @@ NARROW: dict[str, Any] = {"title_justify": "left", "box": box.SIMPLE_HEAD, "show
 
 
 def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
-    """Print a row for each layer, grouped by family: its paper, widths and costs."""
-    table = Table(title="layers", leading=1, **NARROW)
-    table.add_column("mixer\nwidth / MLP", overflow="fold")
-    for heading in COSTS:
-        table.add_column(heading, justify="right", no_wrap=True)
-
+    """Print a line for each layer: its costs, its family, and where there is room its paper."""
+    rows = []
     with console.status("counting") as status:
-        for family, members in groupby(choices, lambda choice: choice.layer.family):
-            table.add_row(Text(family, "bold"))
-            for choice in members:
-                status.update(f"counting {choice.label}")
-                name = Name(f"{choice.label}\n{choice.shape.width} / {choice.shape.mlp_width}")
-                paper = [Text(choice.layer.paper, "dim")] if choice.layer.paper else []
-                table.add_row(Group(name, *paper), *_cells(choice))
+        for choice in choices:
+            status.update(f"counting {choice.label}")
+            paper = (choice.layer.paper or "").partition(";")[0].rpartition(", ")[2]
+            rows.append([choice.label, *_cells(choice), choice.layer.family, paper])
+    headings = ["params", *(heading.replace("\n", " ").removesuffix(" / token") for heading in COSTS[1:])]
+    table = printed_table(["mixer", *headings, "family", "paper"], rows)
+    if not fits(table, console):
+        table = printed_table(["mixer", *headings, "family"], [row[:-1] for row in rows])
     console.print(table)
+    for shape in dict.fromkeys(choice.shape for choice in choices):
+        same = [choice.label for choice in choices if choice.shape == shape]
+        which = "" if len(same) == len(choices) else f"{', '.join(same)}: "
+        console.print(f"{which}width {shape.width}, MLP {shape.mlp_width}", soft_wrap=True)
     console.print(FOOTNOTE)
 
 

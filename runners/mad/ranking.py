@@ -1,32 +1,39 @@
-"""Reference rows beside one's own layers, and the rank of a layer among them.
+"""Reference rows beside one's own layers, the rank of a layer among them, and what is printed of it.
 
 A reference row and a study are comparable if they share task and data, model (widths and number of layers), training
 (steps, batch, evaluations, optimizer), grid and number of seeds. Precision may differ, so that studies on a laptop have
 reference rows, too. A study with more grid points or seeds is shown as it would be without these.
 
 Layers are ranked by mean test accuracy over tokens; equal means share the smaller rank. Two layers are tied if their
-95% intervals overlap. A layer whose grid points all diverged is last.
+95% intervals overlap. A layer has no rank if no point of its grid converged.
 """
 
 import json
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
 
-from runners.mad.points import HALF, GridPoint, choose, chosen, points
-from runners.mad.tables import KINDS, Row, accuracies, costs_of, in_order, labelled, print_notes, printed_table
-from runners.tables import COSTS, FOOTNOTE, fits
+from mixers.costs import LENGTHS
+from runners.mad.points import HALF, GridPoint, chosen, points
+from runners.mad.tables import FEW, KINDS, Row, estimate, in_order, intervals_of, labelled, printed_table
+from runners.progress import spell
+from runners.tables import COSTS, FOOTNOTE, abbreviated, cost_cells, fits, ordinal
 
 SHARED = ("task_config", "width", "mlp_width", "layers", "steps", "batch_size", "evaluations", "optimizer")
 """Settings that comparable results share, beside task, grid and seeds."""
+COUNTS = ("better", "tied", "worse")
+"""Columns that count the other layers."""
+TRANSFORMER = "transformer"
 TOKENS = "test.token_accuracy"
 """What layers are ranked by."""
-DIGITS = 12
-"""Decimal digits of a mean that count. A sum of floats depends on its order, which would rank equal means apart."""
 SEVERAL = 3
 """Number of settings from which on layers have a mean rank."""
+DIGITS = 12
+"""Decimal digits of a mean that count. A sum of floats depends on its order, which would rank equal means apart."""
 
 
 def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFrame, list[str]]:
@@ -37,12 +44,13 @@ def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFr
         reference: records of reference results; None for none.
 
     Returns:
-        Chosen points as ``labelled`` returns them, with two more columns: ``own``, and ``group``, a
-        number that comparable results share, NaN for a study without reference rows.
+        Chosen points as ``labelled`` returns them, with more columns: ``own``; ``group``, a number that comparable
+        results share, NaN for a study without reference rows; ``rank``, NA for a row without group or accuracy; and
+        ``better``, ``tied`` and ``worse``, the numbers of other layers of the group.
     """
     studies = labelled(chosen(points(own))).assign(own=True, group=math.nan)
     if reference is None:
-        return studies, []
+        return _ranked(studies), []
     rows = chosen(points(reference)).assign(own=False)
     terms = [json.dumps([row[name] for name in ("task", *SHARED, "grid")]) for row in rows.to_dict("records")]
     groups = [members for _, members in rows.groupby(terms, sort=False)]
@@ -75,22 +83,169 @@ def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFr
         for row in groups[number].to_dict("records"):
             label = f"{row['layer']} (reference)" if row["layer"] in labels else row["layer"]
             shown.append(row | {"label": label, "setting": setting, "group": number})
-    return in_order(pd.DataFrame(shown)), reasons
+    return _ranked(in_order(pd.DataFrame(shown))), reasons
 
 
 def ranking(own: pd.DataFrame, reference: pd.DataFrame | None) -> pd.DataFrame:
-    """Return one's own studies and the comparable reference rows by rank; arguments as for ``beside``.
+    """Return one's own studies and the comparable reference rows, best first in each setting; see ``beside``.
 
-    Columns as there, and: ``rank``; ``better``, ``tied`` and ``worse``, the numbers of other layers in the setting.
     Studies without reference rows are left out.
     """
-    return _ranked(beside(own, reference)[0])
+    found, _ = beside(own, reference)
+    return best_first(found[found["group"].notna()])
+
+
+def best_first(found: pd.DataFrame) -> pd.DataFrame:
+    """Return rows in the order of their settings, in each by token accuracy; those without accuracy are last."""
+    order = {setting: place for place, setting in enumerate(found["setting"].unique())}
+    keys = pd.DataFrame({"setting": found["setting"].map(order), "mean": -_means(found)})
+    return found.loc[keys.sort_values(["setting", "mean"], kind="stable").index].reset_index(drop=True)
+
+
+def place_of(row: Row) -> str:
+    """Return the place of a row in words: "10th of 22: 2 better, 18 tied, 1 worse"; or why it has no rank."""
+    if not row["chosen"]:
+        return "no rank: no point converged"
+    if math.isnan(row[TOKENS]):
+        return "no rank: no test accuracy"
+    counts = [row[name] for name in COUNTS]
+    return f"{ordinal(row['rank'])} of {1 + sum(counts)}: {counts[0]} better, {counts[1]} tied, {counts[2]} worse"
+
+
+def print_results(found: pd.DataFrame, reasons: Sequence[str], console: Console, verbose: bool) -> None:
+    """Print where one's own layers stand, and what they cost relative to the Transformer.
+
+    In one setting: the place, and the row between its neighbours and the Transformer's. In several: a row with the
+    place in each, then the place over all.
+
+    Args:
+        found: one's own studies beside reference rows, and ``reasons``, from ``beside``.
+        reasons: why studies have no reference rows.
+        console: where to print.
+        verbose: print all rows with all costs before.
+    """
+    say = partial(console.print, soft_wrap=True)
+    found = best_first(found.assign(run=found["seconds"] / found["seeds"].map(len)))
+    mine, settings = found[found["own"]], [*found["setting"].unique()]
+    labels = [*mine["label"].unique()]
+    if verbose:
+        for setting in settings:
+            say("")
+            _print_rows(found[found["setting"] == setting], setting, console, costs=True)
+        console.print(FOOTNOTE)
+
+    # The places.
+    say("")
+    if len(settings) == 1:
+        for row in mine.to_dict("records") if len(labels) <= FEW else ():
+            if not row["chosen"] or not math.isnan(row["group"]):
+                say(f"{row['label']} on {row['setting']}: {place_of(row)}")
+        near = found["own"] | found["own"].shift(1, fill_value=False) | found["own"].shift(-1, fill_value=False)
+        _print_rows(found[near | (found["layer"] == TRANSFORMER)], settings[0], console)
+        limits = [f"{name} {mine[name].iloc[0]['token']:.3g}" for name in ("ceiling", "chance")]
+        say(f"test accuracy, {intervals_of([mine])}; by token: {', '.join(limits)}")
+    else:
+        _print_rows(mine, "task" if len(labels) == 1 else "task, layer", console)
+        say(f"test accuracy, {intervals_of([mine])}")
+    if len(settings) >= SEVERAL and found["group"].notna().any():
+        for label in labels:
+            say(f"{label} over {len(settings)} tasks: {_overall(label, found[found['group'].notna()])}")
+    for reason in reasons:
+        say(reason)
+    for label in labels if len(labels) <= FEW else ():
+        say(_costs(mine[mine["label"] == label], found[found["layer"] == TRANSFORMER]))
+
+
+def _print_rows(rows: pd.DataFrame, heading: str, console: Console, costs: bool = False) -> None:
+    """Print rows with their accuracies and ranks; on a narrow console without accuracies of sequences.
+
+    Args:
+        rows: the rows.
+        heading: ``task`` or ``task, layer``, which name a row; else a setting, all of whose rows have layers' names.
+        console: where to print.
+        costs: with costs, which have a table of their own on a narrow console.
+    """
+    ranked = rows["rank"].notna().any()
+    lines, of_costs = [], []
+    for row in rows.to_dict("records"):
+        both = {"task": row["setting"], "task, layer": f"{row['setting']}, {row['label']}"}
+        name = both.get(heading, row["label"])
+        mark = "→ " if row["own"] and not rows["own"].all() else "  " if not rows["own"].all() else ""
+        remark = f"\n{mark}  {row['remark']}" if isinstance(row["remark"], str) and (row["own"] or costs) else ""
+        sequence, token = (estimate(row, f"test.{kind}_accuracy", 3) for kind in KINDS)
+        token = token or ("diverged" if not row["chosen"] else "")
+        counts = [str(row[count]) for count in COUNTS]
+        has_rank = not pd.isna(row["rank"])
+        places = [f"{row['rank']} of {1 + sum(row[count] for count in COUNTS)}", *counts] if has_rank else [""] * 4
+        if has_rank and not row["own"]:
+            places[1:] = [""] * 3
+        lines.append(([f"{mark}{name}{remark}", token, sequence], places if ranked else []))
+        state, flops = (row[figure] or None for figure in ("state", "flops_per_token"))
+        of_costs.append(cost_cells(row["parameters"], state, flops))
+
+    headings = [heading, "token", "sequence"], ["rank", *COUNTS] if ranked else []
+    wide = printed_table(
+        [*headings[0], *headings[1], *COSTS * costs],
+        [[*figures, *places, *of_row * costs] for (figures, places), of_row in zip(lines, of_costs, strict=True)],
+    )
+    if fits(wide, console):
+        console.print(wide)
+        return
+    console.print(
+        printed_table([*headings[0][:2], *headings[1]], [[*figures[:2], *places] for figures, places in lines])
+    )
+    if costs:
+        names = [figures[0] for figures, _ in lines]
+        console.print(printed_table([heading, *COSTS], [[name, *of] for name, of in zip(names, of_costs, strict=True)]))
+
+
+def _overall(label: str, found: pd.DataFrame) -> str:
+    """Return the place of a layer by mean rank over all settings, and its neighbours, in words."""
+    ranks = mean_ranks(found)
+    if label not in ranks.index:
+        placed = found["setting"][(found["label"] == label) & found["rank"].notna()]
+        lacking = [setting for setting in found["setting"].unique() if setting not in set(placed)]
+        return f"no mean rank, because it has no rank on {', '.join(lacking)}"
+    place, at = f"{ordinal(ranks.loc[label, 'place'])} of {len(ranks)}", ranks.index.get_loc(label)
+    near = [f"{ranks.index[i]} {ranks['mean'].iloc[i]:.1f}" for i in (at - 1, at + 1) if 0 <= i < len(ranks)]
+    return f"{place} by mean rank, {ranks.loc[label, 'mean']:.1f}; beside it {', '.join(near) or 'nothing'}"
+
+
+def _costs(rows: pd.DataFrame, transformers: pd.DataFrame) -> str:
+    """Return what one layer costs, and in brackets how many times what one Transformer layer costs.
+
+    Args:
+        rows: the rows of a label, one for each setting.
+        transformers: the rows of the Transformer in all settings; one's own come before reference rows.
+    """
+    transformers = transformers.sort_values("own", ascending=False, kind="stable").drop_duplicates("setting")
+    row, other = rows.iloc[0], transformers.iloc[0] if len(transformers) else None
+
+    def cell(name: str, figure: str, mine: float | None, theirs: float | None) -> str:
+        if not mine or not theirs or row["layer"] == TRANSFORMER:
+            return f"{name} {figure}"
+        return f"{name} {figure} ({mine / theirs:.3g}×)"
+
+    cells = []
+    for column, name in (("parameters", "parameters"), ("flops_per_token", "FLOPs a token"), ("state", "state")):
+        figures = [None if of is None else of[column] for of in (row, other)]
+        mine, theirs = (of.get(str(LENGTHS[0])) if isinstance(of, dict) else of for of in figures)
+        cells.append(cell(name, "unknown" if mine is None else abbreviated(mine), mine, theirs))
+
+    # Times are compared if both were trained on one device, as many at once; the name of a CPU says too little.
+    both = rows.merge(transformers, on=["setting", "device", "together"], suffixes=("", "_theirs"))
+    both = both[both["own_theirs"].astype(bool) | ~both["device"].str.endswith("CPU")]
+    times = [both["run"].mean(), both["run_theirs"].mean()] if len(both) == len(rows) else [None, None]
+    cells.append(cell("time of a run", spell(rows["run"].mean()), *times))
+    unknown = "" if times[0] or row["layer"] == TRANSFORMER else " (train transformer beside it to compare)"
+    return f"cost of {row['label']} (× the Transformer's): {', '.join(cells)}{unknown}"
 
 
 def mean_ranks(found: pd.DataFrame) -> pd.DataFrame:
-    """Return the ranks of the layers that have all settings, among themselves, by ``label``.
+    """Return the ranks of the layers that have an accuracy in all settings, among themselves, by ``label``.
 
-    Columns are the settings, and ``mean``, the mean rank, by which they are sorted; equal ones keep their order.
+    Columns are the settings; ``mean``, the mean rank, by which they are sorted; and ``place``, the rank of that. Equal
+    ones share the smaller place and keep their order.
 
     Args:
         found: chosen points with ``label`` and ``setting``.
@@ -98,93 +253,38 @@ def mean_ranks(found: pd.DataFrame) -> pd.DataFrame:
     values = found.assign(value=_means(found)).pivot(index="label", columns="setting", values="value")
     values = values.loc[found["label"].unique(), found["setting"].unique()].dropna()
     ranks = values.rank(ascending=False, method="min").astype(int)
-    return ranks.assign(mean=ranks.mean(axis=1)).sort_values("mean", kind="stable")
-
-
-def print_rankings(own: pd.DataFrame, reference: pd.DataFrame | None, console: Console) -> None:
-    """Print the layers of each setting by rank, then a sentence about each own layer; arguments as for ``beside``.
-
-    On a narrow console, the costs are in a separate table.
-    """
-    shown, reasons = beside(own, reference)
-    found = _ranked(shown)
-    found["name"] = found["own"].map({True: "→ ", False: "  "}) + found["label"]
-    mine = found[found["own"]].to_dict("records")
-    wide, narrow = [], []
-    for _, members in found.groupby("group", sort=False):
-        rows = [(y["name"], [str(y["rank"]), *accuracies(y)], costs_of(y)) for y in members.to_dict("records")]
-        title = f"{members['setting'].iloc[0]}: yours (→) among the reference rows, by token accuracy"
-        wide.append(printed_table(title, ("layer", "", *KINDS, *COSTS), [(name, y + costs) for name, y, costs in rows]))
-        narrow.append(printed_table(title, ("layer", "", *KINDS), [(name, y) for name, y, _ in rows]))
-
-    is_wide = all(fits(table, console) for table in wide)
-    for table in wide if is_wide else narrow:
-        console.print(table)
-    if not is_wide:
-        each = found.drop_duplicates("label").sort_values("own", ascending=False, kind="stable").to_dict("records")
-        console.print(printed_table("costs", ("layer", *COSTS), [(row["name"], costs_of(row)) for row in each]))
-    if mine:
-        print_notes(found, console)
-        console.print(FOOTNOTE)
-
-    for row in mine:
-        others = f"{row['better']} better, {row['tied']} tied, {row['worse']} worse"
-        place = f"{ordinal(row['rank'])} of {1 + row['better'] + row['tied'] + row['worse']}"
-        console.print(f"{row['label']} on {row['setting']}: {place}: {others}", soft_wrap=True)
-    if found["setting"].nunique() >= SEVERAL:
-        ranks = mean_ranks(found)
-        places = ranks["mean"].round(DIGITS).rank(method="min").astype(int)
-        for label in ranks.index.intersection([row["label"] for row in mine]) if len(ranks) > 1 else ():
-            place = f"{ordinal(places[label])} of {len(ranks)} by mean rank, {ranks.loc[label, 'mean']:.1f}"
-            console.print(f"{label} over {found['setting'].nunique()} settings: {place}", soft_wrap=True)
-    for reason in reasons:
-        console.print(reason, soft_wrap=True)
-
-
-def ordinal(number: int) -> str:
-    """``1st``, ``2nd``, ``3rd``, ``4th``, …, ``11th``, …, ``21st``."""
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{'th' if 11 <= number % 100 <= 13 else ending}"
+    means = ranks.mean(axis=1)
+    places = means.round(DIGITS).rank(method="min").astype(int)
+    return ranks.assign(mean=means, place=places).sort_values("mean", kind="stable")
 
 
 def intervals(found: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Return the ends of the 95% intervals of token accuracy: equal for one seed, minus infinity for divergence."""
+    """Return the ends of the 95% intervals of token accuracy: equal for one seed, NaN without accuracy."""
     means, halves = _means(found), found[TOKENS + HALF].fillna(0.0)
     return means - halves, means + halves
 
 
 def _ranked(found: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that have a group, in the order of their ranks."""
-    found = found[found["group"].notna()]
-    means, groups = _means(found), found["group"]
-    (low, high), counts = intervals(found), []
+    """Return rows with the columns ``rank``, ``better``, ``tied`` and ``worse``."""
+    means, (low, high) = _means(found), intervals(found)
+    groups, counts = found["group"].where(means.notna()), []
     for i in found.index:
         others = (groups == groups[i]) & (found.index != i)
         better, worse = (others & (low > high[i])).sum(), (others & (high < low[i])).sum()
         counts.append((int(better), int(others.sum() - better - worse), int(worse)))
-    ranks = means.groupby(groups).rank(ascending=False, method="min").astype(int)
-    numbers = pd.DataFrame(counts, found.index, columns=["better", "tied", "worse"])
-    order = found["setting"].map({setting: i for i, setting in enumerate(found["setting"].unique())})
-    ranked = pd.concat([found, ranks.rename("rank"), numbers, order.rename("order")], axis=1)
-    return ranked.sort_values(["order", "rank"], kind="stable").drop(columns="order").reset_index(drop=True)
+    ranks = means.groupby(groups).rank(ascending=False, method="min").astype("Int64")
+    numbers = pd.DataFrame(counts, found.index, columns=COUNTS)
+    return pd.concat([found, ranks.rename("rank"), numbers], axis=1)
 
 
 def _means(found: pd.DataFrame) -> pd.Series:
-    return found[TOKENS].fillna(-math.inf).round(DIGITS)
+    return found[TOKENS].astype(float).round(DIGITS)
 
 
 def _narrowed(table: pd.DataFrame, grid: tuple[GridPoint, ...], seeds: int) -> pd.DataFrame:
-    """Return the records of a study that a command with another grid and number of seeds would have left.
-
-    It chooses by seed 0 alone, then repeats the chosen point. All records, if the study lacks a point.
-    """
+    """Return the records of a study on another grid and with fewer seeds; all records, if the study lacks a point."""
     at = pd.Series([*zip(table["lr"], table["weight_decay"], strict=True)], table.index)
-    if not set(grid) <= set(at):
-        return table
-    inside = at.isin(grid) & (table["seed"] < seeds)
-    diverged = set(at[inside & table["diverged_step"].notna()])
-    repeated = {choose(table[inside & (table["seed"] == 0)], diverged), *diverged}
-    return table[inside & ((table["seed"] == 0) | at.isin(repeated))]
+    return table[at.isin(grid) & (table["seed"] < seeds)] if set(grid) <= set(at) else table
 
 
 def _differences(row: Row, other: Row, seeds: int) -> list[str]:

@@ -98,9 +98,12 @@ def load_rows(
 ) -> pd.DataFrame:
     """Return the table of the records of rows on tasks, as far as they are there, in the order of tasks and rows.
 
+    Its column ``stored_choice`` marks the records of the points that were chosen when the rows were trained.
+
     Raises:
         DamagedFileError: a file is damaged.
     """
     entries, presets = list(entries), list(presets)
     files = [file_of(folder, preset, entry, task) for task in tasks for preset in presets for entry in entries]
-    return records.load(*(file for file in files if file.exists()))
+    table = records.load(*(file for file in files if file.exists()))
+    return table.assign(stored_choice=table["curve"].map(bool))  # only the chosen point has its curves

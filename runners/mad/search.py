@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import groupby
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -38,11 +39,13 @@ from rich.console import Console
 from runners.device import device_name, find_devices, ran_out_of_memory
 from runners.files import DamagedFileError, save_tensors
 from runners.interrupt import INTERRUPTED, StoppedError
-from runners.mad.checks import runs_at_once
+from runners.mad.checks import check, runs_at_once
 from runners.mad.chosen import (
     CHECKPOINT,
     MODEL,
     chosen_and_repeats,
+    delete_models,
+    diagnose_best,
     evaluate_on_test,
     missing_runs,
     read_runs,
@@ -52,8 +55,12 @@ from runners.mad.display import Display
 from runners.mad.experiment import Experiment
 from runners.mad.options import BOUNDS, Options
 from runners.mad.points import choose
+from runners.mad.ranking import beside, print_results
+from runners.mad.rows import load
+from runners.mad.tables import print_study
 from runners.mad.training.loop import CurvePoint, train
 from runners.mad.training.protocol import Run
+from runners.progress import open_console
 from runners.records import Columns, Record, commit, read_all, table_of, versions, write
 from runners.runs import claimed
 from runners.search import Outcome, ask, catch_up, naming_storage, open_storage, open_study, report, tell
@@ -104,6 +111,52 @@ def train_studies(
             table = search.evaluate_chosen()
             display.chosen(experiment, table)
             yield experiment, table
+
+
+def prepare(experiments: Sequence[Experiment], options: Options) -> pd.DataFrame | None:
+    """Check what can be checked before training; return the records of the reference rows.
+
+    Raises:
+        ValueError: an option, the login or a layer is invalid.
+        ContractError: a layer from outside breaks a rule that the trainer relies on.
+    """
+    reference = load(options.reference, {experiment.task for experiment in experiments})
+    check(experiments, options.together, find_devices(options.device)[0])
+    if not options.dry_run:
+        options.log_in()
+    return reference
+
+
+def train_and_rank(
+    experiments: Sequence[Experiment],
+    options: Options,
+    reference: pd.DataFrame | None,
+    console: Console,
+    diagnosed: bool = True,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Train studies, print each and where the layers stand.
+
+    Args:
+        experiments: what to train, of which ``prepare`` has returned the ``reference`` rows.
+        options: the grid, and where and how it is trained.
+        reference: records of the reference rows; None for none.
+        console: where to print.
+        diagnosed: whether the chosen model of each study is diagnosed.
+
+    Returns:
+        The records, and the chosen points beside reference rows, as ``runners.mad.ranking.beside`` returns them.
+    """
+    tables = []
+    for experiment, table in train_studies(experiments, options, console):
+        print_study(table, console, options.verbose)
+        if diagnosed:
+            diagnose_best(experiment, options, partial(console.print, soft_wrap=True))
+        delete_models(experiment, table, options)
+        tables.append(table)
+    own = pd.concat(tables, ignore_index=True)
+    found, reasons = beside(own, reference)
+    print_results(found, reasons, console, options.verbose)
+    return own, found
 
 
 class Search:
@@ -312,7 +365,7 @@ def help_out(
         torch.cuda.set_device(device)
     try:
         storage = open_storage(options.place)
-        with Display(Console(quiet=True), options) as display:
+        with Display(open_console(quiet=True), options) as display:
             searches = [Search(experiment, options, devices, device, storage, display) for experiment in experiments]
             while any(missing := [missing_runs(search.experiment, options) for search in searches]):
                 for search, of_study in zip(searches, missing, strict=True):

@@ -1,150 +1,92 @@
-"""Tables of studies on the console, and the names that tell studies apart."""
+"""The grid points of a study on the console, the cells of tables, and the names that tell studies apart."""
 
 import json
 import math
 import re
-from collections.abc import Hashable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from mixers import MIXERS
-from runners.mad.points import HALF, chosen, points
-from runners.tables import COSTS, FOOTNOTE, Name, cost_cells, fits
+from runners.mad.points import HALF, chosen, points, shared_seeds
+from runners.tables import Name, fits
 from tasks import TASKS
 
 FEW = 4
-"""Largest number of layers that are not grouped by family."""
-NEAR = 0.9
-"""Share of the best point's token accuracy from which a point counts as near the best."""
+"""Largest number of layers that are drawn as bars, and named in sentences."""
 ABOVE = 4
 """Standard errors of the test split above which an accuracy is above the ceiling."""
 KINDS = ("sequence", "token")
 """Accuracies of a table."""
 VALIDATION = {
-    "val seq": "validation.sequence_accuracy",
     "val token": "validation.token_accuracy",
+    "val sequence": "validation.sequence_accuracy",
     "val loss": "validation.loss",
 }
-TEST = {"test seq": "test.sequence_accuracy", "test token": "test.token_accuracy", "steps/s": "steps_per_second"}
+TEST = {"test token": "test.token_accuracy", "test sequence": "test.sequence_accuracy", "steps/s": "steps_per_second"}
 """Headings of a study's table, and the figures below them."""
 SETTINGS = ("width", "mlp_width", "steps", "batch_size", "evaluations", "precision")
 """Settings that a label names where the layers of a task differ in them, beside those of the optimizer and the grid."""
 
 Row = Mapping[Hashable, Any]
 """A row of a table, by column."""
-Line = tuple[str | Text, list[str]]
-"""Label and cells of a printed row; the label of a task is a Text."""
 
 
-def print_study(table: pd.DataFrame, console: Console) -> None:
-    """Print the grid points of a study, which of them is chosen, ceiling and chance.
+def print_study(table: pd.DataFrame, console: Console, verbose: bool) -> None:
+    """Print the choice of a finished study, what it says of the grid, and accuracies beyond training.
 
     Args:
         table: records of one study.
-        console: where to print. On a narrow one, test figures and speed are in a second table.
+        console: where to print.
+        verbose: print all grid points, ceiling and chance, too. On a narrow console, test figures and speed are in a
+            second table.
     """
     found = points(table)
-    (best,) = chosen(found).to_dict("records")
-    console.print(best["study"], style="table.title", soft_wrap=True)  # a table would break it at its own width
-    whole = _of_points(found, VALIDATION | TEST)
-    parts = [whole] if fits(whole, console) else [_of_points(found, VALIDATION), _of_points(found, TEST)]
-    console.print(*parts)
-    print_notes(found, console)
-
-    # The choice, and what it says of the grid.
-    lrs = sorted(set(table["lr"]))
+    (best,) = labelled(chosen(found)).to_dict("records")
+    name, lrs = f"{best['label']} on {best['setting']}", sorted(set(table["lr"]))
+    if verbose:
+        console.print(best["study"], soft_wrap=True)
+        whole = _of_points(found, VALIDATION | TEST)
+        console.print(*([whole] if fits(whole, console) else [_of_points(found, part) for part in (VALIDATION, TEST)]))
+        ceiling, chance = ([f"{best[limit][kind]:.3g}" for kind in KINDS] for limit in ("ceiling", "chance"))
+        limits = f"ceiling {ceiling[0]} / {ceiling[1]}, chance {chance[0]} / {chance[1]}"
+        console.print(f"sequence / token accuracy: {limits}; {intervals_of([found])}", soft_wrap=True)
     if not best["chosen"]:
         lower = " ".join(f"{lr / 10:g}" for lr in lrs)
-        first = f"every point diverged, the first run at step {table['diverged_step'].min():.0f}"
-        console.print(f"{first}: try --lr {lower}", soft_wrap=True)
+        first = f"no point converged, the first run diverged at step {table['diverged_step'].min():.0f}"
+        console.print(f"{name}: {first}: try --lr {lower}", soft_wrap=True)
         return
-    console.print(f"chosen on validation: lr {best['lr']:g}, weight decay {best['weight_decay']:g}")
+
+    # The choice; accuracies on other sets than that of the test.
+    seeds = shared_seeds(found["seeds"][found["diverged"] == 0])
+    which = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    choice = f"lr {best['lr']:g}, weight decay {best['weight_decay']:g}"
+    if len(found) > 1:
+        choice += f", chosen by validation token accuracy of {which}" * bool(seeds)
+    reached = estimate(best, "test.token_accuracy", 3) or "unknown"
+    console.print(f"{name}: token accuracy {reached} at {choice}", soft_wrap=True)
+    if beyond := [f"{part} {estimate(best, f'{part}.token_accuracy', 3)}" for part in beyond_training(best)]:
+        console.print(f"token accuracy beyond training: {', '.join(beyond)}", soft_wrap=True)
+
+    # What it says of the grid, and of the task.
     if best["edge"] is not None:
-        beyond = [best["lr"] * factor for factor in ((0.2, 0.5) if best["edge"] == "smallest" else (2, 5))]
-        more = " ".join(f"{lr:g}" for lr in sorted([*lrs, *beyond]))
+        further = [best["lr"] * factor for factor in ((0.2, 0.5) if best["edge"] == "smallest" else (2, 5))]
+        more = " ".join(f"{lr:g}" for lr in sorted([*lrs, *further]))
         console.print(
             f"lr {best['lr']:g} is the {best['edge']} of the grid, so a better one may lie beyond it: "
             f"--lr {more} trains the new ones alone",
             soft_wrap=True,
         )
-    reached = found["validation.token_accuracy"]
-    if len(found) >= FEW and reached.max() > best["chance"]["token"]:
-        near = (reached >= NEAR * reached.max()).mean()
-        console.print(f"{near:.0%} of the grid points reach {NEAR} of the best validation token accuracy")
-
-    # What the layer reaches, and what can be reached.
-    for name in beyond_training(best):
-        both = " / ".join(estimate(best, f"{name}.{kind}_accuracy") for kind in KINDS)
-        console.print(f"sequence / token accuracy on {name!r}: {both}")
-    ceiling, chance = best["ceiling"], best["chance"]
-    console.print(
-        f"sequence / token accuracy: ceiling {ceiling['sequence']:.4f} / {ceiling['token']:.4f}, "
-        f"chance {chance['sequence']:.2g} / {chance['token']:.4f}"
-    )
     for kind in KINDS:
-        error = math.sqrt(ceiling[kind] * (1 - ceiling[kind]) / best["task_config"]["eval_examples"])
-        if best[f"test.{kind}_accuracy"] > ceiling[kind] + ABOVE * error + 1e-9:
+        highest = best["ceiling"][kind]
+        error = math.sqrt(highest * (1 - highest) / best["task_config"]["eval_examples"])
+        if best[f"test.{kind}_accuracy"] > highest + ABOVE * error + 1e-9:
             reason = "the task states it too low, or the layer sees the answers"
             console.print(f"the {kind} accuracy is above the ceiling: {reason}", soft_wrap=True)
-
-
-def print_comparison(found: pd.DataFrame, console: Console) -> None:
-    """Print under each task one row per layer: test accuracies of the chosen point, and costs; then the task's limits.
-
-    More than ``FEW`` layers are grouped by family. No more than ``FEW`` have a table of their accuracies on
-    extrapolation sets, too.
-
-    Args:
-        found: chosen points of studies.
-        console: where to print. On a narrow one, the costs are in a separate table.
-    """
-    found = labelled(found)
-    labels = [*found["label"].unique()]
-    is_grouped = len(labels) > FEW
-    indent = "    " if is_grouped else "  "
-
-    lines: list[tuple[str | Text, list[str], list[str]]] = []
-    beyond: list[Line] = []
-    for setting, of_setting in groupby(found.to_dict("records"), itemgetter("setting")):
-        rows = {row["label"]: row for row in of_setting}
-        limits = next(iter(rows.values()))
-        lines.append((Text(setting, "bold"), [], []))
-        for family, of_family in groupby(rows.values(), itemgetter("family")):
-            lines += [(f"  {family}", [], [])] * is_grouped
-            for row in of_family:
-                remark = f"\n{indent}  {row['remark']}" if isinstance(row["remark"], str) else ""
-                lines.append((f"{indent}{row['label']}{remark}", accuracies(row), costs_of(row)))
-        for name, digits in (("ceiling", 4), ("chance", 2)):
-            lines.append((f"  {name}", [f"{limits[name][kind]:.{digits}g}" for kind in KINDS], []))
-
-        # Accuracies on extrapolation sets, with a column for each layer.
-        sets = dict.fromkeys(name for row in rows.values() for name in beyond_training(row))
-        beyond += [(Text(setting, "bold"), [])] * bool(sets)
-        for name in sets:
-            columns = [f"{name}.{kind}_accuracy" for kind in KINDS]
-            pairs = [[rows[label][column] for column in columns] if label in rows else [] for label in labels]
-            beyond.append((f"  {name}", [" / ".join(f"{y:.4f}" for y in pair if not math.isnan(y)) for pair in pairs]))
-
-    title = "test accuracy of the points chosen on validation"
-    tree = "task\n" + "  family\n" * is_grouped + f"{indent}layer"
-    table = printed_table(title, (tree, *KINDS, *COSTS), [(label, figures + costs) for label, figures, costs in lines])
-    if fits(table, console):
-        console.print(table)
-    else:
-        each = found.drop_duplicates("label").to_dict("records")
-        console.print(printed_table(title, (tree, *KINDS), [(label, figures) for label, figures, _ in lines]))
-        console.print(printed_table("costs", ("layer", *COSTS), [(row["label"], costs_of(row)) for row in each]))
-    table = printed_table("beyond training: sequence / token accuracy", ("task\n  set", *labels), beyond)
-    if beyond and 1 < len(labels) <= FEW and fits(table, console):
-        console.print(table)
-    print_notes(found, console)
-    console.print(FOOTNOTE)
 
 
 def labelled(found: pd.DataFrame) -> pd.DataFrame:
@@ -208,16 +150,6 @@ def in_order(found: pd.DataFrame) -> pd.DataFrame:
     return found.iloc[order].reset_index(drop=True)
 
 
-def accuracies(row: Row) -> list[str]:
-    """Return the cells of both accuracies on the test split."""
-    return [estimate(row, f"test.{kind}_accuracy") for kind in KINDS] if row["chosen"] else ["diverged", ""]
-
-
-def costs_of(row: Row) -> list[str]:
-    """Return the cells of a layer's costs."""
-    return cost_cells(row["parameters"], *(row[name] or None for name in ("state", "flops_per_token")))
-
-
 def estimate(row: Row, column: str, digits: int = 4) -> str:
     """Return ``mean`` or ``mean ± half width``; an empty text without a figure."""
     mean, half = row[column], row[column + HALF]
@@ -230,41 +162,37 @@ def beyond_training(row: Row) -> list[str]:
     return [name for name, _, end in ends if end == "token_accuracy" and name not in ("validation", "test")]
 
 
-def print_notes(found: pd.DataFrame, console: Console) -> None:
-    """Print what ± means, if there are means over several seeds, and that the preset ``quick`` is small."""
-    seeds = found["seeds"].map(len)
-    if several := sorted(set(seeds[(seeds > 1) & found["validation.loss"].notna()])):
-        counts = " to ".join(map(str, dict.fromkeys((several[0], several[-1]))))
-        console.print(f"±: half the 95% t-interval of the mean over {counts} seeds, not clipped to [0, 1]")
-    if (found["preset"] == "quick").any():
-        console.print("quick: small settings, not the published protocol")
+def intervals_of(found: Iterable[pd.DataFrame]) -> str:
+    """Return what the accuracies of grid points are: of one seed, or means with intervals over several."""
+    counts = sorted({len(seeds) for rows in found for seeds in rows["seeds"][rows["validation.loss"].notna()]})
+    if not counts or counts[-1] == 1:
+        return "one seed"
+    several = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    return f"mean ± half the 95% t-interval over {several} seeds"
 
 
-def printed_table(title: str | None, headings: Sequence[str], lines: Sequence[Line]) -> Table:
-    """Make a table of labels and cells, with a line above each task."""
-    table = Table(title=title, title_justify="left")
-    table.add_column(headings[0], overflow="fold")
-    for heading in headings[1:]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for label, cells in lines:
-        if isinstance(label, Text):
-            table.add_section()
-        table.add_row(label if isinstance(label, Text) else Name(label), *cells)
+def printed_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Make a table without lines: names on the left, which may be broken, and figures."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, overflow="fold", justify="right" if i else "left", no_wrap=i > 0)
+    for name, *cells in rows:
+        table.add_row(Name(name), *cells)
     return table
 
 
 def _of_points(found: pd.DataFrame, columns: Mapping[str, str]) -> Table:
     """Return a table with one row per grid point."""
-    table = Table()
-    for heading in ("", "lr", "wd", *columns):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows = []
     for row in found.to_dict("records"):
-        cells = [f"{row[name]:.1f}" if name == "steps_per_second" else estimate(row, name) for name in columns.values()]
+        cells = [
+            f"{row[name]:.3g}" if name == "steps_per_second" else estimate(row, name, 3) for name in columns.values()
+        ]
         if row["diverged"]:
-            cells = [f"{row['diverged']} of {len(row['seeds'])} diverged"]
-        mark = "→" if row["chosen"] else ""
-        table.add_row(mark, f"{row['lr']:g}", f"{row['weight_decay']:g}", *(cell.replace("nan", "") for cell in cells))
-    return table
+            cells = [f"{row['diverged']} of {len(row['seeds'])} diverged", *[""] * (len(columns) - 1)]
+        point = f"{'→' if row['chosen'] else ' '} {row['lr']:g}", f"{row['weight_decay']:g}"
+        rows.append([*point, *(cell.replace("nan", "") for cell in cells)])
+    return printed_table(["  lr", "wd", *columns], rows)
 
 
 def _distinguishing(

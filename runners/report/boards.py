@@ -15,9 +15,10 @@ import pandas as pd
 
 from mixers.costs import LENGTHS
 from runners.mad.points import HALF, chosen, points
-from runners.mad.ranking import beside, ordinal, ranking
+from runners.mad.ranking import beside, place_of
 from runners.mad.tables import estimate
 from runners.report.ranks import Ranks, Values, mean_ranks, places
+from runners.tables import ordinal
 from tasks import TASKS
 
 Kind = Literal["layer", "variant", "own", "again"]
@@ -111,7 +112,7 @@ class Board:
         values = {metric: values_of(cells, metric) for metric in METRICS}
         ranks = {metric: mean_ranks(values[metric], tasks) for metric in METRICS}
         on_tasks = {
-            (metric, task): places({row: fmean(y or [-math.inf]) for (row, other), y in of.items() if other == task})
+            (metric, task): places({row: fmean(y) for (row, other), y in of.items() if other == task and y})
             for metric, of in values.items()
             for task in tasks
         }
@@ -142,7 +143,10 @@ class Board:
         found, values = [], values_of(self.cells, "token")
         for row in dict.fromkeys(cell.row for cell in self.cells.values() if cell.kind == "own"):
             tasks = [task for task in self.tasks if (row, task) in values]
-            if ranks := mean_ranks(values, tasks):
+            diverged = [task for task in tasks if not values[row, task]]
+            if diverged:
+                found.append(f"{row}: no rank: no point converged on {', '.join(diverged)}, {self.title}")
+            elif ranks := mean_ranks(values, tasks):
                 place = ordinal(places({other: -mean for other, mean in ranks.means.items()})[row])
                 words = f"{row}: {place} of {len(ranks.means)}, mean rank {ranks.means[row]:.1f}"
                 found.append(f"{words} over {len(tasks)} task{'s' * (len(tasks) > 1)}, {self.title}")
@@ -177,22 +181,21 @@ def boards_of(reference: pd.DataFrame, own: pd.DataFrame) -> tuple[list[Board], 
 
     # One's own, on the boards of the rows that they are compared with.
     found: dict[str, list[Cell]] = {preset: [] for preset in TITLES}
-    layers, reasons = set(reference["layer"]), []
+    layers, reasons = set(reference["layer"]), list[str]()
     if len(own):
         ranked = reference[reference["layer"] == reference["mixer"]]
-        reasons = beside(own, ranked)[1]
-        rows = ranking(own, ranked)
+        rows, reasons = beside(own, ranked)
+        rows = rows[rows["group"].notna()]
         presets = rows[~rows["own"]].groupby("group")["preset"].first()
         for point in rows[rows["own"]].to_dict("records"):
-            again, counts = point["layer"] in layers, [point[name] for name in ("better", "tied", "worse")]
-            others = "{} better, {} tied, {} worse".format(*counts)
+            again = point["layer"] in layers
             found[presets[point["group"]]].append(
                 cell(
                     point,
                     point["label"] + YOURS * again,
                     "again" if again else "own",
                     record=files[point["study"]].parents[1],
-                    place=f"{ordinal(point['rank'])} of {1 + sum(counts)}: {others}",
+                    place=place_of(point),
                 )
             )
 

@@ -42,16 +42,16 @@ class Ranks:
 def mean_ranks(found: Values, tasks: Sequence[str]) -> Ranks | None:
     """Rank the layers that have all tasks; return None if fewer than two have.
 
-    Layers with equal means share the smaller rank. A layer whose grid points all diverged is last.
+    Layers with equal means share the smaller rank. A layer that diverged on a task has no rank.
 
     Args:
         found: accuracies of the layers that are ranked.
         tasks: the tasks over which ranks are averaged.
     """
-    rows = [row for row in dict.fromkeys(row for row, _ in found) if all((row, task) in found for task in tasks)]
+    rows = [row for row in dict.fromkeys(row for row, _ in found) if all(found.get((row, task)) for task in tasks)]
     if len(rows) < 2:
         return None
-    values = [[found[row, task] or [-np.inf] for task in tasks] for row in rows]
+    values = [[found[row, task] for task in tasks] for row in rows]
 
     # Mean ranks of the layers (L) over the tasks (T).
     means_LT = np.array([[round(fmean(seeds), DIGITS) for seeds in of_row] for of_row in values])

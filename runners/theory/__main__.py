@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from runners.ending import run_command, user_errors
 from runners.files import write_json
 from runners.options import parse
+from runners.progress import open_console
 from runners.theory.figure import plot_path_lengths
 from runners.theory.path_lengths import POSITIONS, check_gradient, check_path_lengths
 from runners.theory.simulation import check_simulation
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options = parse(Options, arguments)
 
     # Checks.
-    console = Console(markup=False)
+    console = open_console()
     checks = [*check_simulation(options.seed), *check_gradient(options.seed), check_path_lengths()]
     table = Table(title="theorems of arXiv:2604.21215, float64", title_justify="left")
     for heading in ("check", "setting"):

@@ -22,7 +22,7 @@ def logged_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
     """``runners.mad`` without diagnosis and chart, which take longer than few steps, in tests that look at neither."""
-    monkeypatch.setattr("runners.mad.__main__.diagnose_best", lambda *_: None)
+    monkeypatch.setattr("runners.mad.search.diagnose_best", lambda *_: None)
     monkeypatch.setattr("runners.mad.charts.plot_comparison", lambda *_: None)
 
 

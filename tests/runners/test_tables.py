@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from runners.tables import Name, abbreviated, cost_cells
+from runners.tables import Name, abbreviated, cost_cells, ordinal
 
 
 def test_costs_are_cells_whether_counted_or_read_from_a_record() -> None:
@@ -36,3 +36,10 @@ def test_a_narrow_column_breaks_a_name_before_words_alone(name: str, width: int,
     console.print(Name(name), overflow="fold")
     assert isinstance(console.file, io.StringIO)
     assert [line.rstrip() for line in console.file.getvalue().splitlines()] == lines
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (13, "13th"), (22, "22nd")]
+)
+def test_ordinals(number: int, text: str) -> None:
+    assert ordinal(number) == text

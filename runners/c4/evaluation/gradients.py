@@ -22,7 +22,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 from tyro.conf import Positional
@@ -37,7 +36,7 @@ from runners.ending import user_errors
 from runners.files import rounded, write_json
 from runners.intervals import mean_and_interval
 from runners.options import parse
-from runners.progress import bar
+from runners.progress import bar, open_console
 
 SEQUENCES, TARGETS, BATCH_SIZE = 32, 16, 16
 """Number of sequences, of positions t in each, and of sequences per backward pass, unless the user says otherwise."""
@@ -84,7 +83,7 @@ class Sizes(NamedTuple):
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command line; an error is one line and exit status 2."""
-    console = Console(markup=False)
+    console = open_console()
     with user_errors(ValueError, OSError):
         options = parse(Options, arguments)
         if not options.checkpoints:

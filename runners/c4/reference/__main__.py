@@ -57,6 +57,7 @@ from runners.ending import others_continue, run_command, user_errors
 from runners.files import make_durable, rounded
 from runners.gpus import is_worker, run_on_all_gpus, starts_workers
 from runners.options import parse
+from runners.progress import open_console
 from runners.records import RECORD, TRAINED_REFERENCE, Record, read_all, write_all
 from runners.runs import LOCK
 
@@ -113,7 +114,7 @@ class Model:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    console = Console(markup=False, soft_wrap=True, quiet=is_worker())
+    console = open_console(soft_wrap=True, quiet=is_worker())
     with user_errors(ValueError, OSError):
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             raise ValueError("run this command without torchrun: it starts one process per GPU by itself")
@@ -187,7 +188,7 @@ def train_models(models: Sequence[Model]) -> bool:
     A run that another process trains counts as trained.
     """
     failed: list[str] = []
-    console = Console(markup=False)
+    console = open_console()
     config = models[0].config
     with user_errors(ValueError, OSError), world("auto") as here:
         corpus = corpus_of(config, console)

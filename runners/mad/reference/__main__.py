@@ -47,6 +47,7 @@ from runners.mad.options import PRESETS, Options
 from runners.mad.points import choose
 from runners.mad.rows import ENTRIES, Entry, ReferencePreset, file_of
 from runners.mad.search import train_studies
+from runners.progress import open_console
 from tasks import TASKS
 
 
@@ -96,7 +97,7 @@ class ReferenceOptions:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    console = Console(markup=False)
+    console = open_console()
     say = partial(console.print, soft_wrap=True)
     by_hand = not is_worker()  # the processes of the other GPUs print no plan
     with user_errors(ValueError, OSError):

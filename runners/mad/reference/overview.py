@@ -12,9 +12,9 @@ import pandas as pd
 from runners.files import write_atomically
 from runners.mad.charts import draw_heat_map
 from runners.mad.points import chosen, points
-from runners.mad.ranking import intervals, mean_ranks
+from runners.mad.ranking import TOKENS, intervals, mean_ranks
 from runners.mad.rows import ENTRIES, LAYERS, ReferencePreset, file_of, load_rows
-from runners.mad.tables import Row, accuracies, in_order
+from runners.mad.tables import Row, estimate, in_order
 from tasks import TASKS
 
 NOT_RUN = "not run yet"
@@ -77,7 +77,7 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
 
     # Accuracies of Transformers of growing depth, and of RT with growing blocks.
     def accuracy(name: str, task: str) -> str:
-        return accuracies(of[name, task])[1] or "diverged" if (name, task) in of else NOT_RUN
+        return estimate(of[name, task], TOKENS) or "diverged" if (name, task) in of else NOT_RUN
 
     depths = [
         [f"`{task}`", *(accuracy(name, task) for name in ("rt", *DEPTHS)), effective_depth(of, task)] for task in TASKS

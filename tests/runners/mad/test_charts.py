@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from runners.mad.charts import draw_bars, draw_heat_map, plot_comparison
 from runners.mad.points import chosen, points
+from runners.mad.ranking import beside
 from runners.mad.tables import labelled
 from runners.records import Record
 from tests.runners.mad.made_up import layer, record, table
@@ -114,9 +115,9 @@ def test_ones_own_layers_are_marked_beside_reference_rows_alone(
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
     found = many()
     own, rows = (table(*(one for one in found if (one.layer == "rt") == mine)) for mine in (True, False))
-    plot_comparison(own, rows, tmp_path / "beside.png")
-    plot_comparison(table(*found), None, tmp_path / "alone.png")
-    plot_comparison(own, None, tmp_path / "few.png")
+    plot_comparison(beside(own, rows)[0], tmp_path / "beside.png")
+    plot_comparison(beside(table(*found), None)[0], tmp_path / "alone.png")
+    plot_comparison(beside(own, None)[0], tmp_path / "few.png")
     assert {path.suffix for path in tmp_path.glob("beside.*")} == {".png", ".pdf", ".csv"}
     bold = [[label.get_text() for label in figure.axes[0].get_yticklabels() if label.get_fontweight() == "bold"]
             for figure in drawn[::2]]  # fmt: skip
@@ -127,7 +128,7 @@ def test_ones_own_layers_are_marked_beside_reference_rows_alone(
 def test_the_file_of_a_chart_has_each_figure_under_its_name(tmp_path: Path) -> None:
     sets = {"long": {"sequence_accuracy": 0.5, "token_accuracy": 0.75}}
     own = layer("mine", (0.5, 0.7), metrics=sets, mixer_config={"heads": 2}, state=None, ceiling=CEILING, chance=CHANCE)
-    plot_comparison(table(*own, record(None, layer="lstm")), None, tmp_path / "chart.png")
+    plot_comparison(beside(table(*own, record(None, layer="lstm")), None)[0], tmp_path / "chart.png")
     lines = pd.read_csv(tmp_path / "chart.csv").set_index(["layer", "split"])
     mine, beyond, diverged = lines.loc[("mine", "test")], lines.loc[("mine", "long")], lines.loc[("lstm", "test")]
     assert mine["token_accuracy"] == pytest.approx(0.6, abs=1e-15)

@@ -56,7 +56,7 @@ def test_the_dashboard_shows_name_parameters_curves_and_settings(
     )
     try:
         (study,) = _get(f"http://127.0.0.1:{port}/api/studies")["study_summaries"]
-        assert study["study_name"].startswith("transformer in-context-recall custom ")
+        assert study["study_name"].startswith("transformer-heads-2 in-context-recall custom ")
         detail = _get(f"http://127.0.0.1:{port}/api/studies/{study['study_id']}")
         importances = _get(f"http://127.0.0.1:{port}/api/studies/{study['study_id']}/param_importances")
     finally:

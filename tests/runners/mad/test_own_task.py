@@ -36,7 +36,7 @@ def test_the_task_that_the_documentation_shows_compares_layers(
     out = example / "out"
     mad.main(["--mixer", "rt", "lstm", *COUNT_MOD, "--task.modulus", "4", *SMALL, "--out", str(out)])
     text = capsys.readouterr().out
-    assert "count_mod:CountMod · rt · custom" in text
+    assert "rt on count_mod:CountMod (custom): token accuracy " in text
     assert "chance" in text
     assert len([*out.glob("studies/*/*/record.json")]) == 2
 

@@ -56,16 +56,16 @@ def test_a_list_shows_costs_of_the_layers_with_their_options(
     rows, text = printed("--list", "--mixer", "transformer", "linear-attention", "lstm", *HEADS, *SMALL)
     flops = 2 * (4 * 16**2 + 2 * 16 * 32) + 4 * 128 * 16
     figures = [4 * 16**2 + 2 * 16 * 32 + 4 * 16, 2 * 128 * 16, 2 * 1024 * 16, flops]
-    assert rows["transformer"] == [*map(abbreviated, figures)]
-    assert rows["linear-attention"][1] == str(16 * 8 + 16 + 1)
+    assert rows["transformer-heads-2"] == [*map(abbreviated, figures), "attention", "arXiv:1706.03762"]
+    assert rows["linear-attention-heads-2"][1] == str(16 * 8 + 16 + 1)
     assert rows["lstm"][1:3] == ["32", "32"]
-    for part in ("16 / 32", "arXiv:1706.03762", "recurrent net", "--mixer.heads does not apply to mixer lstm"):
+    for part in ("width 16, MLP 32", "arXiv:1706.03762", "recurrent net", "--mixer.heads does not apply to mixer lstm"):
         assert part in text
     assert not any(tmp_path.iterdir())
 
     # With a convolution.
     rows, _ = printed("--list", "--mixer", "transformer", *HEADS, *SMALL, "--short-convolution", "3")
-    assert rows["transformer+conv3"][:2] == [abbreviated(figures[0] + 3 * 16), abbreviated(figures[1] + 2 * 16)]
+    assert rows["transformer-heads-2+conv3"][:2] == [abbreviated(figures[0] + 3 * 16), abbreviated(figures[1] + 2 * 16)]
 
 
 def test_the_longest_names_stay_whole_at_80_columns(
@@ -74,7 +74,7 @@ def test_the_longest_names_stay_whole_at_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     mixer = max(MIXERS, key=len)
     for command in (["--list"], ["--task", "noisy-in-context-recall", *TINY, "--dry-run", "--out", str(tmp_path)]):
-        rows, text = printed("--mixer", mixer, *command, *HEADS)
+        rows, text = printed("--mixer", mixer, *command)
         assert mixer in rows
         assert max(map(len, text.splitlines())) <= 80
 
@@ -85,7 +85,7 @@ def test_a_dry_run_says_what_is_left_to_do_and_writes_nothing(printed: Callable[
         before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
         rows, text = printed(*command, "--dry-run")
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-        return rows["transformer"], text
+        return rows["transformer-heads-2"], text
 
     command = [*COMMAND, "--mixer", "transformer", "--lr", "1e-4", "1e-3", "--out", str(tmp_path / "out")]
     command += ["--seeds", "2", "--seeds-of", "chosen"]
@@ -131,7 +131,7 @@ def test_what_cannot_be_counted_is_a_question_mark_and_said_once(
 
     monkeypatch.setitem(MIXERS, "stepless", Stepless)
     rows, _ = printed(*COMMAND, "--mixer", "stepless", "--out", str(tmp_path), "--dry-run")
-    assert rows["stepless"][-4:] == ["2.11k", "?", "?", "12.3k"]
+    assert rows["stepless-heads-2"][-4:] == ["2.11k", "?", "?", "12.3k"]
     assert caplog.messages == ["state of Stepless not counted: no step form"]
 
 
@@ -142,11 +142,11 @@ def test_match_meets_the_transformer_with_its_options_and_says_so(more: list[str
     command = ["--mixer", "lstm", "rt", "--task", "compression", "--width", "64", "--mlp-width", "256", *more]
     experiment, rt = planned([*command, "--match", "params", "--mixer.qk-norm", "False"], lines.append)[1]
     target = 4 * 64**2 + 2 * 64 * 256 + 2 * 64 + (3 * 64 if more else 0)
-    assert f"transformer: width 64, MLP 256: {target:,} parameters, which others meet" in lines
+    assert f"transformer: width 64, MLP 256: {abbreviated(target)} parameters, which others meet" in lines
     width, hidden = experiment.shape.width, experiment.shape.mlp_width
     assert hidden == 4 * width
     assert abs((9 * width**2 + 2 * width * hidden + (9 if more else 6) * width) / target - 1) <= 0.02
-    assert re.search(r"^lstm: width \d+, MLP \d+: [\d,]+ parameters, [+-][01]\.\d%$", "\n".join(lines), re.MULTILINE)
+    assert re.search(r"^lstm: width \d+, MLP \d+: [\d.]+k parameters, [+-][01]\.\d%$", "\n".join(lines), re.MULTILINE)
     assert rt.shape.width == 64
 
 

@@ -1,6 +1,7 @@
 """The rank of one's own layers among reference rows, and which rows are comparable."""
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,21 +10,22 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from runners.mad.ranking import beside, mean_ranks, ordinal, print_rankings, ranking
+from runners.mad.ranking import beside, mean_ranks, print_results, ranking
 from runners.mad.rows import load, load_rows
 from runners.records import REFERENCE, Record, read_all, table_of
 from tests.runners.mad.made_up import layer, record, study, table
 
 
-def printed(own: Sequence[Record], reference: pd.DataFrame | None, width: int = 200) -> str:
+def printed(own: Sequence[Record], reference: pd.DataFrame | None, width: int = 200, verbose: bool = False) -> str:
     console = Console(width=width, file=io.StringIO(), markup=False)
-    print_rankings(table(*own), reference, console)
+    print_results(*beside(table(*own), reference), console, verbose)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def cells_of(text: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line.startswith("│")]
+def cells_of(text: str, first: str) -> list[list[str]]:
+    """The cells of each line that begins with ``first``."""
+    return [re.split(r"  +", line.strip()) for line in text.splitlines() if line.strip().startswith(first)]
 
 
 def reference(**means: float | None) -> list[Record]:
@@ -36,37 +38,75 @@ def test_layers_are_told_apart_by_their_intervals() -> None:
     own = layer("mine", (0.795, 0.805))
     rows = table(*reference(gla=0.5, rt=0.9, retnet=0.7, lstm=0.95, lru=None))
     found = ranking(table(*own), rows).set_index("label")
-    assert found["rank"].to_dict() == {"lstm": 1, "rt": 2, "mine": 3, "retnet": 4, "gla": 5, "lru": 6}
-    assert found.loc["mine", ["better", "tied", "worse"]].tolist() == [1, 2, 2]
+    assert found["rank"].dropna().to_dict() == {"lstm": 1, "rt": 2, "mine": 3, "retnet": 4, "gla": 5}
+    assert found.loc["mine", ["better", "tied", "worse"]].tolist() == [1, 2, 1]
     assert found["own"].to_dict() == {name: name == "mine" for name in found.index}
-    assert "mine on parity: 3rd of 6: 1 better, 2 tied, 2 worse\n" in printed(own, rows)
+    assert "mine on parity: 3rd of 5: 1 better, 2 tied, 1 worse\n" in printed(own, rows)
 
 
-def test_equal_means_share_the_smaller_rank_and_what_diverged_is_last() -> None:
+def test_equal_means_share_the_smaller_rank() -> None:
     """A sum of floats depends on its order, which would rank equal means apart."""
     own = layer("mine", (0.1, 0.2, 0.3))
-    rows = table(*layer("rt", (0.3, 0.2, 0.1)), *layer("gla", (0.0, 0.0, 0.0)), *layer("lru", (None, 0.5, 0.5)))
-    assert ranking(table(*own), rows)["rank"].tolist() == [1, 1, 3, 4]
+    rows = table(*layer("rt", (0.3, 0.2, 0.1)), *layer("gla", (0.0, 0.0, 0.0)))
+    assert ranking(table(*own), rows)["rank"].tolist() == [1, 1, 3]
 
 
-def test_a_layer_of_which_everything_diverged_has_a_rank_though_no_seed_repeats_it() -> None:
-    grid = {(1e-3, 0.0, 0): 0.5, (1e-2, 0.0, 0): 0.4}
-    rows = study({**grid, (1e-3, 0.0, 1): 0.6}, layer="rt")
-    own = study(dict.fromkeys(grid), layer="mine")
-    assert "mine on parity: 2nd of 2: 1 better, 0 tied, 0 worse\n" in printed(own, table(*rows))
+@pytest.mark.parametrize("diverged", ["mine", "gla"])
+def test_what_diverged_has_no_rank_and_counts_in_none(diverged: str) -> None:
+    """In no setting, and over all; though no seed repeats it."""
+    tasks = ("parity", "mqar", "copying")
+    accuracies = {"mine": 0.7, "rt": 0.9, "gla": 0.5}
+    runs = [
+        record(None if (name, task) == (diverged, "mqar") else accuracy, layer=name, task=task)
+        for name, accuracy in accuracies.items()
+        for task in tasks
+    ]
+    own, rows = (table(*(one for one in runs if (one.layer == "mine") == mine)) for mine in (True, False))
+    found = ranking(own, rows).set_index(["setting", "label"])
+    assert pd.isna(found.loc[("mqar", diverged), "rank"])
+    assert found.loc[("mqar", "rt"), ["rank", "better", "tied", "worse"]].tolist() == [1, 0, 0, 1]
+    assert found.loc[("parity", "rt"), "worse"] == 2
+    mine = [one for one in runs if one.layer == "mine"]
+    text, alone = printed(mine, rows), printed([one for one in mine if one.task == "mqar"], rows)
+    if diverged == "mine":
+        assert cells_of(text, "mqar") == [["mqar", "diverged"]]
+        assert "mine over 3 tasks: no mean rank, because it has no rank on mqar\n" in text
+        assert "mine on mqar: no rank: no point converged\n" in alone
+    else:
+        assert cells_of(text, "mqar") == [["mqar", "0.700", "0.350", "2 of 2", "1", "0", "0"]]
+        assert "mine over 3 tasks: 2nd of 2 by mean rank, 2.0; beside it rt 1.0\n" in text
+        assert "mine on mqar: 2nd of 2: 1 better, 0 tied, 0 worse\n" in alone
 
 
-@pytest.mark.parametrize("width", [70, 200])
-def test_the_table_has_ranks_costs_and_an_arrow_at_ones_own(width: int) -> None:
-    text = printed(layer("mine", (0.5, 0.5), preset="quick"), table(*reference(rt=0.995)), width)
-    costs = ["1.23k", "5", "5", "77"]
-    first, second = (
-        ["rt", "1", "0.4975 ± 0.0318", "0.9950 ± 0.0635"],
-        ["→ mine", "2", "0.2500 ± 0.0000", "0.5000 ± 0.0000"],
-    )
-    narrow = [first, second, ["→ mine", *costs], ["rt", *costs]]
-    assert cells_of(text) == ([first + costs, second + costs] if width == 200 else narrow)
-    assert "quick: small settings, not the published protocol" in text
+@pytest.mark.parametrize("width", [60, 200])
+def test_one_setting_has_the_neighbours_and_verbose_all_rows_with_costs(width: int) -> None:
+    rows = table(*reference(rt=0.99, gla=0.9, lstm=0.7, lru=0.6, transformer=0.3))
+    own, costs = layer("mine", (0.5, 0.5), parameters=617, state=None), ["1.23k", "5", "5", "77"]
+    text = printed(own, rows, width)
+    assert [line.split()[0] for line in text.splitlines()[3:6]] == ["lru", "→", "transformer"]
+    wide = ["0.250 ± 0.000"] * (width == 200)
+    assert cells_of(text, "→ mine") == [["→ mine", "0.500 ± 0.000", *wide, "5 of 6", "4", "0", "1"]]
+    cost = "parameters 617 (0.5×), FLOPs a token 77 (1×), state unknown, time of a run 10 s"
+    assert f"cost of mine (× the Transformer's): {cost} (train transformer beside it to compare)\n" in text
+
+    whole = printed(own, rows, width, verbose=True)
+    assert whole.endswith(text)
+    of_rt = cells_of(whole.removesuffix(text), "rt")
+    accuracies = ["rt", "0.990 ± 0.064", "0.495 ± 0.032"]
+    first = [*accuracies, "1 of 6", *costs] if width == 200 else [*accuracies[:2], "1 of 6"]
+    assert of_rt == ([first] if width == 200 else [first, ["rt", *costs]])
+
+
+def test_times_are_compared_where_both_were_trained_on_one_device() -> None:
+    """Of reference rows that is known of a GPU alone."""
+    for device, run in (("NVIDIA H200", "time of a run 20 s (2×)"), ("x86_64 CPU", "time of a run 20 s (train")):
+        rows = table(*layer("transformer", (0.5, 0.5), device=device))
+        assert run in printed(layer("mine", (0.5, 0.5), device=device, seconds=120.0), rows)
+        own = [
+            *layer("transformer", (0.5, 0.5), device=device),
+            *layer("mine", (0.5, 0.5), device=device, seconds=120.0),
+        ]
+        assert "time of a run 20 s (2×)\n" in printed(own, None)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +125,8 @@ def test_where_nothing_is_comparable_a_line_names_the_first_difference(changes: 
     seeds = changes.pop("seeds", 2)
     own = layer("mine", (0.5, 0.6)[:seeds], **changes)
     task = changes.get("task", "parity")
-    assert printed(own, table(*reference(rt=0.5))) == f"no reference rows for mine on {task}: {reason}\n"
-    assert printed(own, None) == ""
+    assert f"\nno reference rows for mine on {task}: {reason}\n" in printed(own, table(*reference(rt=0.5)))
+    assert "no reference rows" not in printed(own, None)
 
 
 def test_results_of_another_precision_or_another_device_are_comparable() -> None:
@@ -95,22 +135,14 @@ def test_results_of_another_precision_or_another_device_are_comparable() -> None
 
 
 def test_a_study_with_more_points_and_seeds_is_ranked_as_without_them() -> None:
-    """The rows have a grid of two points and two seeds of the chosen one.
-
-    The third point is the best, and by all of its seeds the second one is; by seed 0 alone the first one is chosen.
-    """
+    """The rows have a grid of two points and two seeds; the third point and the third seeds are the best."""
     grid = {(1e-3, 0.0, 0): 0.5, (2e-3, 0.0, 0): 0.4}
     rows = table(*study({**grid, (1e-3, 0.0, 1): 0.5}, layer="rt", preset="full"))
-    wide = {(1e-3, 0.0): (0.6, 0.7, 0.1), (2e-3, 0.0): (0.5, 0.9, 0.9), (5e-3, 0.0): (0.9, 0.9, 0.9)}
+    wide = {(1e-3, 0.0): (0.6, 0.7, 1.0), (2e-3, 0.0): (0.5, 0.9, 0.0), (5e-3, 0.0): (0.9, 0.9, 0.9)}
     own = study({(*at, seed): y for at, of in wide.items() for seed, y in enumerate(of)}, layer="mine")
     found = ranking(table(*own), rows).set_index("label").loc["mine"]
-    assert (found["lr"], found["seeds"], found["rank"]) == (1e-3, [0, 1], 1)
-    assert found["test.token_accuracy"] == pytest.approx(0.65)
-
-    # A point of which a further seed diverged is not the one that was repeated.
-    own = [replace(one, diverged_step=3, metrics={}) if (one.lr, one.seed) == (1e-3, 1) else one for one in own]
-    found = ranking(table(*own), rows).set_index("label").loc["mine"]
-    assert (found["lr"], found["test.token_accuracy"]) == (2e-3, pytest.approx(0.7))
+    assert (found["lr"], found["seeds"], found["rank"]) == (2e-3, [0, 1], 1)
+    assert found["test.token_accuracy"] == pytest.approx(0.7)
 
 
 def test_a_reference_row_has_a_label_of_its_own_and_the_setting_of_the_study() -> None:
@@ -122,19 +154,20 @@ def test_a_reference_row_has_a_label_of_its_own_and_the_setting_of_the_study() -
 
 
 def test_over_several_tasks_layers_that_have_all_are_ranked_by_their_mean_rank() -> None:
-    """``lru`` lacks a task, so that it counts in no rank; ``gla`` and ``rt`` share a rank on the second task."""
+    """``lru`` lacks a task, and ``gla`` diverged on one, so that they count in no mean rank."""
     means: dict[str, dict[str, float | None]] = {
-        "parity": {"mine": 0.9, "rt": 0.8, "gla": 0.7, "lru": 1.0},
-        "copying": {"mine": 0.1, "rt": 0.5, "gla": 0.5},
-        "mqar": {"mine": 0.3, "rt": 0.2, "gla": None, "lru": 0.9},
+        "parity": {"mine": 0.9, "rt": 0.8, "retnet": 0.7, "gla": 0.7, "lru": 1.0},
+        "copying": {"mine": 0.1, "rt": 0.5, "retnet": 0.5, "gla": 0.5},
+        "mqar": {"mine": 0.3, "rt": 0.2, "retnet": 0.1, "gla": None, "lru": 0.9},
     }
     found = [record(y, layer=name, task=task) for task, of in means.items() for name, y in of.items()]
     own, rows = ([one for one in found if (one.layer == "mine") == mine] for mine in (True, False))
     text = printed(own, table(*rows))
-    assert text.endswith("mine over 3 settings: 1st of 3 by mean rank, 1.7\n")
+    assert "mine over 3 tasks: 1st of 3 by mean rank, 1.7; beside it " in text
     ranks = mean_ranks(ranking(table(*own), table(*rows)))
-    assert ranks["parity"].to_dict() == {"rt": 2, "mine": 1, "gla": 3}
-    assert ranks["mean"].to_dict() == pytest.approx({"rt": 5 / 3, "mine": 5 / 3, "gla": 7 / 3})
+    assert ranks["parity"].to_dict() == {"rt": 2, "mine": 1, "retnet": 3}
+    assert ranks["mean"].to_dict() == pytest.approx({"rt": 5 / 3, "mine": 5 / 3, "retnet": 7 / 3})
+    assert ranks["place"].to_dict() == {"rt": 1, "mine": 1, "retnet": 3}
     two = [[one for one in part if one.task != "mqar"] for part in (own, rows)]
     assert "mean rank" not in printed(two[0], table(*two[1]))
 
@@ -149,10 +182,3 @@ def test_a_layer_is_ranked_among_the_shipped_rows_of_its_protocol_alone() -> Non
     assert not found["label"].str.contains("block").any()
     known = load_rows(REFERENCE, ["quick"], [], ["parity"])
     assert known.empty
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (13, "13th"), (22, "22nd")]
-)
-def test_ordinals(number: int, text: str) -> None:
-    assert ordinal(number) == text

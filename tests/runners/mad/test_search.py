@@ -22,8 +22,8 @@ from mixers.base import Shape
 from mixers.registry import find_mixer
 from mixers.transformer import Transformer
 from runners.files import load_tensors
-from runners.mad import __main__ as mad
 from runners.mad import charts, search
+from runners.mad import display as display_module
 from runners.mad import experiment as experiment_module
 from runners.mad.display import Display
 from runners.mad.experiment import Experiment
@@ -274,7 +274,7 @@ def test_results_of_an_older_version_are_named_and_left(tmp_path: Path) -> None:
 
 def train_undiagnosed(arguments: Sequence[str], output: Path) -> None:
     """Run the program; its models' diagnosis would take longer than their few steps."""
-    mad.diagnose_best = charts.plot_comparison = lambda *_: None
+    search.diagnose_best = charts.plot_comparison = lambda *_: None
     run_program("runners.mad.__main__", arguments, output)
 
 
@@ -367,15 +367,23 @@ def shown(console: Console, *actions: Callable[[Display], object]) -> None:
             act(display)
 
 
-def test_without_a_terminal_each_evaluation_is_a_line() -> None:
-    text = io.StringIO()
+def test_a_log_has_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many evaluations and ensembles there are; the first comes after ten seconds."""
+    now, text = [0.0], io.StringIO()
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: now[0])
     runs = [replace(GRID[0], seed=seed) for seed in (2, 1)]
-    shown(
-        Console(file=text, width=200, force_terminal=False),
-        lambda display: display.started(experiment(), runs, 4),
-        lambda display: display.evaluated(3, [CurvePoint(step=3, train_loss=None, validation=None)]),
-    )
-    assert "seeds 1, 2 · 2 runs, then 4 more: step 3 of 6: all runs diverged" in text.getvalue()
+
+    def evaluated(seconds: float) -> Callable[[Display], object]:
+        def act(display: Display) -> None:
+            now[0] = seconds
+            display.started(experiment(), runs, 4)
+            display.evaluated(3, [CurvePoint(step=3, train_loss=None, validation=None)])
+
+        return act
+
+    console = Console(file=text, width=200, force_terminal=False)
+    shown(console, *map(evaluated, (1.0, 11.0, 12.0, 70.0, 71.5, 72.0)))
+    assert text.getvalue().count("seeds 1, 2 · 2 runs, then 4 more: step 3 of 6: all runs diverged") == 2
 
 
 def test_a_bar_of_80_columns_keeps_its_figures() -> None:

@@ -1,37 +1,23 @@
-"""Tables of made-up studies, and the names that tell studies apart."""
+"""The lines and grid points of made-up studies, and the names that tell studies apart."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from runners.mad.points import chosen, points
-from runners.mad.tables import labelled, print_comparison, print_study
+from runners.mad.tables import labelled, print_study
 from runners.records import Record
-from tests.runners.mad.made_up import layer, record, study, table
-
-MANY = ("lstm", "rt", "s5", "lru", "staircase")
+from tests.runners.mad.made_up import record, study, table
 
 
-def printed(print_to: Callable[[Console], None], width: int = 200) -> tuple[list[str], list[list[list[str]]]]:
-    """The lines outside of tables, and the cells of each row of each table, below the headings."""
+def printed(found: Sequence[Record], width: int = 200, verbose: bool = False) -> list[str]:
     console = Console(width=width, file=io.StringIO(), markup=False)
-    print_to(console)
+    print_study(table(*found), console, verbose)
     assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().splitlines()
-    tables: list[list[list[str]]] = []
-    for line in lines:
-        if line.startswith("┏"):
-            tables.append([])
-        elif line.startswith("│"):
-            tables[-1].append([cell.strip() for cell in line.strip("│").split("│")])
-    return [line.rstrip() for line in lines if line[:1] not in tuple("┏┃┡│├└")], tables
-
-
-def compared(*found: Record, width: int = 200) -> tuple[list[str], list[list[list[str]]]]:
-    return printed(lambda console: print_comparison(chosen(points(table(*found))), console), width)
+    return console.file.getvalue().splitlines()
 
 
 def rows_of(*found: Record) -> list[tuple[str, str]]:
@@ -50,19 +36,34 @@ GRID = [
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_a_study_has_its_points_the_choice_and_the_limits(width: int) -> None:
-    lines, tables = printed(lambda console: print_study(table(*GRID), console), width)
-    validation = ["0.3500 ± 0.6353", "0.7000 ± 1.2706", "1.0000 ± 0.0000"]
-    test = ["0.3500 ± 0.6353", "0.7000 ± 1.2706", "2.0"]
-    name, narrow = ["→", "0.001", "0.1"], width == 80
-    assert [*name, *validation] + ([] if narrow else test) in tables[0]
-    assert len(tables) == 1 + narrow
-    assert [*name, *test] in tables[1] if narrow else True
-    assert [row[3] for row in tables[0] if row[1] == "0.0005"] == ["1 of 2 diverged"]
-    assert "±: half the 95% t-interval of the mean over 2 seeds, not clipped to [0, 1]" in lines
-    assert "chosen on validation: lr 0.001, weight decay 0.1" in lines
-    assert "sequence / token accuracy on 'length 80': 0.2500 ± 0.0000 / 0.7500 ± 0.0000" in lines
-    assert "sequence / token accuracy: ceiling 1.0000 / 1.0000, chance 0.25 / 0.5000" in lines
-    assert max(map(len, lines)) <= max(width, 140)
+    """On a narrow console in two tables."""
+    lines = printed(GRID, width, verbose=True)
+    rows = [line.split() for line in lines if line.startswith("→")]
+    validation = ["0.700", "±", "1.271", "0.350", "±", "0.635", "1.000", "±", "0.000"]
+    test = ["0.700", "±", "1.271", "0.350", "±", "0.635", "2"]
+    name = ["→", "0.001", "0.1"]
+    assert rows == ([[*name, *validation], [*name, *test]] if width == 80 else [[*name, *validation, *test]])
+    assert ["0.0005", "0", "1", "of", "2", "diverged"] in [line.split() for line in lines]
+    assert lines[-3:-1] == [
+        "rt on parity: token accuracy 0.700 ± 1.271 at lr 0.001, weight decay 0.1, chosen by validation token accuracy "
+        "of seeds 0, 1",
+        "token accuracy beyond training: length 80 0.750 ± 0.000",
+    ]
+    limits = "ceiling 1 / 1, chance 0.25 / 0.5; mean ± half the 95% t-interval over 2 seeds"
+    assert f"sequence / token accuracy: {limits}" in lines
+    assert printed(GRID, width) == lines[-3:]
+
+
+def test_the_seeds_that_decided_are_said() -> None:
+    """Seed 0 alone, which all points have, beside a mean that is below the other point."""
+    runs = study({(1e-4, 0.0, 0): 0.9, (1e-4, 0.0, 1): 0.1, (5e-4, 0.0, 0): 0.8})
+    assert printed(runs)[0].endswith("at lr 0.0001, weight decay 0, chosen by validation token accuracy of seed 0")
+
+
+def test_a_study_that_diverged_names_rates_to_try() -> None:
+    runs = study({(5e-3, 0.0, 0): None, (2e-3, 0.0, 0): None}, diverged_step=7)
+    first = "no point converged, the first run diverged at step 7"
+    assert printed(runs) == [f"rt on parity: {first}: try --lr 0.0002 0.0005"]
 
 
 @pytest.mark.parametrize(("lr", "beyond"), [(1e-3, "0.0001 0.0005 0.001 0.002 0.005"), (1e-4, "2e-05 5e-05 0.0001")])
@@ -70,67 +71,16 @@ def test_a_choice_at_the_edge_names_rates_beyond_it(lr: float, beyond: str) -> N
     scores: dict[tuple[float, float, int], float | None] = {
         (rate, 0.0, 0): 0.9 if rate == lr else 0.1 for rate in (1e-4, 5e-4, 1e-3)
     }
-    lines, _ = printed(lambda console: print_study(table(*study(scores)), console))
+    lines = printed(study(scores))
     assert any(f"so a better one may lie beyond it: --lr {beyond}" in line for line in lines)
-
-
-def test_a_study_that_diverged_names_rates_to_try() -> None:
-    runs = study({(5e-3, 0.0, 0): None, (2e-3, 0.0, 0): None}, diverged_step=7)
-    lines, _ = printed(lambda console: print_study(table(*runs), console))
-    assert lines[-1] == "every point diverged, the first run at step 7: try --lr 0.0002 0.0005"
 
 
 @pytest.mark.parametrize(("ceiling", "said"), [((1.0, 1.0), 0), ((0.05, 1.0), 1), ((1.0, 0.4), 1), ((0.249, 0.499), 0)])
 def test_an_accuracy_above_the_ceiling_is_said(ceiling: tuple[float, float], said: int) -> None:
     """By more than the sampling of the test split: the layer may see the answers."""
     one = record(0.5, ceiling=dict(zip(("sequence", "token"), ceiling, strict=True)))
-    lines, _ = printed(lambda console: print_study(table(one), console))
+    lines = printed([one])
     assert sum("is above the ceiling" in line for line in lines) == said
-
-
-@pytest.mark.parametrize("mixers", [MANY, MANY[:4]])
-def test_the_comparison_is_sorted_by_task_and_family(mixers: tuple[str, ...]) -> None:
-    """Families are named where there are many layers."""
-    found = [record(0.5, layer=mixer, task=task, remark="slow" if mixer == "s5" else None)
-             for mixer in mixers for task in ("parity", "mqar")]  # fmt: skip
-    lines, tables = compared(*found)
-    families = {
-        "recurrent attention": ["rt", "staircase"],
-        "state space": ["s5", "slow"],
-        "recurrent net": ["lstm", "lru"],
-    }
-    rows = []
-    for family, members in families.items():
-        rows += [family] * (mixers == MANY) + [name for name in members if name in (*mixers, "slow")]
-    assert [row[0] for row in tables[0]] == [
-        name for task in ("mqar", "parity") for name in (task, *rows, "ceiling", "chance")
-    ]
-    assert next(row for row in tables[0] if row[0] == "rt") == ["rt", "0.2500", "0.5000", "1.23k", "5", "5", "77"]
-    assert not any(line.startswith("±") for line in lines)
-
-
-def test_the_comparison_is_whole_at_80_columns() -> None:
-    found = [one for mixer in ("feedback-transformer", *MANY) for one in layer(mixer, (0.5, 0.6), preset="quick")]
-    lines, (whole,) = compared(*found)
-    narrow, (accuracies, costs) = compared(*found, width=80)
-    assert accuracies == [row[:3] for row in whole]
-    assert costs == [[name, *cells[2:]] for name, *cells in whole if cells[2]]
-    for said in (lines, narrow):
-        assert "quick: small settings, not the published protocol" in said
-
-
-def test_accuracies_beyond_training_stand_side_by_side() -> None:
-    def beyond(name: str, **sets: float) -> Record:
-        metrics = {key: {"sequence_accuracy": y / 2, "token_accuracy": y} for key, y in sets.items()}
-        return record(0.5, layer=name, metrics=metrics)
-
-    _, (_, further) = compared(beyond("lstm", long=0.5, longer=0.25), beyond("rt", long=1.0))
-    assert further == [
-        ["parity", "", ""],
-        ["long", "0.5000 / 1.0000", "0.2500 / 0.5000"],
-        ["longer", "", "0.1250 / 0.2500"],
-    ]
-    assert len(compared(beyond("lstm", long=0.5))[1]) == 1  # the study's own lines have said it
 
 
 def named(layer: str, n: int, **changes: Any) -> Record:

@@ -23,7 +23,7 @@ def test_wandb_offline_writes_runs_without_a_network(
 
     logs = [path.read_bytes() for path in (tmp_path / "wandb").glob("offline-run-*/*.wandb")]
     assert len(logs) == 3
-    settings = (b"mine", b"us", b"first", b"try", b"transformer in-context-recall custom ")
+    settings = (b"mine", b"us", b"first", b"try", b"transformer-heads-2 in-context-recall custom ")
     config = (b"mixer_config", b"weight_decay", b"parameters", b"flops_per_token")
     figures = (b"diagnostics", b"train_loss", b"validation/token_accuracy", b"kept/token_accuracy")
     means = (b"mean/test.token_accuracy", b"mean/validation.loss", b"mean/test.loss.half_width")
