@@ -35,11 +35,18 @@ def converted(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         plain = value.item() if isinstance(value, np.generic) else value
         try:
-            found[name] = _adapter(hints[name]).validate_python(plain, strict=True)
+            found[name] = _without_sign_of_zero(_adapter(hints[name]).validate_python(plain, strict=True))
         except ValidationError as error:
             wrong = error.errors()[0]
             raise ValueError(f"{name}: {wrong['msg']}, not {wrong['input']!r}") from error
     return found
+
+
+def _without_sign_of_zero(value: Any) -> Any:
+    """Return 0.0 in place of -0.0, also in a tuple; they are one setting."""
+    if isinstance(value, tuple):
+        return tuple(map(_without_sign_of_zero, value))
+    return value + 0.0 if isinstance(value, float) else value
 
 
 def _adapter(hint: Any) -> TypeAdapter[Any]:

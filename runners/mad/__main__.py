@@ -41,6 +41,7 @@ from runners.mad.rows import load
 from runners.mad.search import train_studies
 from runners.mad.tables import print_comparison, print_study
 from runners.options import print_help
+from runners.search import shown
 from runners.tracking import check_login
 
 
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         digest = hashlib.sha256(" ".join(map(str, [*best["study"], *own["lr"], *own["seed"]])).encode()).hexdigest()
         figure = options.out / "figures" / f"{words}-{digest[:8]}.png"
         plot_comparison(own, reference, figure)
-    say(f"chart: {figure}\ndashboard: optuna-dashboard {options.place}")
+    say(f"chart: {figure}\ndashboard: optuna-dashboard {shown(options.place)}")
     if (advice := options.tracking.advice()) is not None:
         say(advice)
 

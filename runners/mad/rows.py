@@ -16,7 +16,7 @@ from runners import records
 
 SHIPPED = Path(__file__).parents[2] / "results" / "reference"
 FOLDER = SHIPPED if SHIPPED.is_dir() else Path("results/reference")
-"""Folder in the checkout of this file; without a checkout, in the current folder."""
+"""Folder beside this package, in a checkout and in an installation; else in the current folder."""
 Protocol = Literal["full", "quick"]
 """Presets of the reference results."""
 
@@ -91,7 +91,7 @@ def load(name: str, tasks: Iterable[str]) -> pd.DataFrame | None:
     if name == "none":
         return None
     folder = FOLDER if name == "shipped" else Path(name)
-    if name != "shipped" and not folder.is_dir():
+    if not name or (name != "shipped" and not folder.is_dir()):
         raise ValueError(f"--reference {name} is no folder: give shipped, none, or a folder of reference results")
     return load_rows(folder, get_args(Protocol), LAYERS, tasks)
 

@@ -61,8 +61,9 @@ from runners.records import RECORD, Record, read_all, write_all
 from runners.runs import LOCK
 
 SHIPPED = Path(__file__).parents[3] / "results" / "reference"
-FOLDER = (SHIPPED if SHIPPED.is_dir() else Path("results/reference")) / "language-models"
-"""Lies in the checkout of this file; without a checkout, in the current folder."""
+IN_CHECKOUT = (SHIPPED.parents[1] / "pyproject.toml").is_file()
+FOLDER = (SHIPPED if IN_CHECKOUT else Path("results/reference")) / "language-models"
+"""Lies in the checkout of this file; of an installation, in the current folder."""
 RUNS = "reference-language-models"
 """Name of the folder of the runs below the results folder, so that no run of ``runners.c4`` itself is deleted."""
 
