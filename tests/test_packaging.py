@@ -1,6 +1,9 @@
 """What an installation needs: locked versions, commands, one version number, files for citing and contributing."""
 
+import os
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -46,6 +49,38 @@ def test_files_that_programs_read_are_installed_with_the_packages() -> None:
     for package in ("mixers", "tasks", "runners"):
         files = {path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
         assert {path for path in files if path.suffix not in (".py", ".md")} <= declared
+
+
+STRANGER = """
+from rich.console import Console
+from runners.mad import rows
+from runners.mad.ranking import print_rankings
+own = rows.records.load(rows.file_of(rows.FOLDER, "quick", rows.ENTRIES["rt"], "parity")).assign(layer="mine")
+print_rankings(own, rows.load("shipped", ["parity"]), Console(width=200))
+print(rows.__file__)
+"""
+"""Ranks a layer that is as good as RT."""
+
+
+def test_an_installed_wheel_ranks_a_layer_from_another_folder(tmp_path: Path) -> None:
+    listed = [*PROJECT["license-files"], PROJECT["readme"], "pyproject.toml", "results/claims.csv"]
+    for name in listed:
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / name).symlink_to(ROOT / name)
+    for name in ("mixers", "tasks", "runners", "results/reference"):
+        shutil.copytree(ROOT / name, tmp_path / "source" / name, copy_function=os.symlink)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    alone = ["--no-build-isolation", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "wheel", *alone, "--wheel-dir", tmp_path, tmp_path / "source"], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([*pip, "install", *alone[1:], "--no-compile", "--target", tmp_path / "site", wheel], check=True)
+    assert wheel.stat().st_size < 4 * 2**20
+
+    command = [sys.executable, "-c", STRANGER]
+    paths = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    said = subprocess.run(command, cwd=tmp_path, env=paths, capture_output=True, check=True, text=True).stdout
+    assert re.search(r"mine on parity.*: 1\d?\w\w of 2\d: ", said)
+    assert said.endswith(f"{tmp_path}/site/runners/mad/rows.py\n")
 
 
 def test_every_program_has_a_command() -> None:

@@ -149,7 +149,7 @@ def test_what_a_kill_left_half_written_is_removed(texts: Path, tmp_path: Path) -
     config = configured(texts, tmp_path)
     with pytest.raises(Interruption):
         run(config, At(4, interrupt))
-    for name in ("checkpoints/.tmpAbCdEf", ".record-AbCdEf.json"):
+    for name in ("checkpoints/.tmpAbCdEf", ".unfinished-AbCdEf.json"):
         (folder_of(config) / name).write_bytes(b"half")
     run(config)
     assert [path.name for path in folder_of(config).rglob(".*")] == [".lock"]
