@@ -151,7 +151,7 @@ def path_of(word: str) -> Path:
     """Return the path that a word names.
 
     Raises:
-        ValueError: it is empty, which would be the current folder; or it is not UTF-8, which some libraries cannot open.
+        ValueError: it is empty, which would be the current folder, or not UTF-8, which some libraries refuse.
     """
     if not word:
         raise ValueError("a path is empty: name a file or a folder (. is the current folder)")

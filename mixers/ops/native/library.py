@@ -41,8 +41,8 @@ def compiled(source: Path, dtype: torch.dtype, **constants: int) -> ctypes.CDLL 
         constants: constants of the file by name, passed with ``-D``.
 
     Returns:
-        The library; None if there is no compiler, or the compiler fails. A debug message in the log says why; a warning,
-        if the compiler hangs or ``$CC`` cannot be read.
+        The library; None if there is no compiler, or the compiler fails. A debug message in the log says why, or
+        a warning if the compiler hangs or ``$CC`` cannot be read.
     """
     try:
         command = _command(dtype, **constants)

@@ -57,7 +57,7 @@ def test_a_compiler_that_hangs_is_ended_with_its_children_and_tried_once(
     log_once.cache_clear()
     source = Path(norm.__file__).with_suffix(".c")
     assert library.compiled(source, torch.float64) is library.compiled(source, torch.float32) is None
-    assert (len(limits), sum(limits)) == (2, 30)
+    assert sum(limits) == 30
     working, ended = caplog.messages
     assert working == f"{compiler} compiles C code for this processor, once: 30 s at most"
     assert ended.startswith(f"the C compiler {compiler} has not ended after 30 s: slower plain PyTorch runs")
