@@ -35,11 +35,11 @@ def converted(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         plain = value.item() if isinstance(value, np.generic) else value
         try:
-            found[name] = _without_sign_of_zero(_adapter(hints[name]).validate_python(plain, strict=True))
+            found[name] = _adapter(hints[name]).validate_python(plain, strict=True)
         except ValidationError as error:
             wrong = error.errors()[0]
             raise ValueError(f"{name}: {wrong['msg']}, not {wrong['input']!r}") from error
-    return found
+    return {name: _without_sign_of_zero(value) for name, value in found.items()}
 
 
 def _without_sign_of_zero(value: Any) -> Any:
