@@ -88,24 +88,22 @@ def outcome(entry: Entry, folder: Path, python: Path) -> str:
         layer = f"{name.lower()}_layer:{name}"
 
     # Training.
-    command = [
-        python,
-        "-m",
-        "runners.mad",
-        "--mixer",
-        layer,
-        *entry.options.split(),
-        *SETTING,
-        folder / "results" / layer,
-    ]
+    words = ["--mixer", layer, *entry.options.split(), *SETTING, folder / "results" / layer]
     environment = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "COLUMNS": "200"}
     try:
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            [python, "-m", "runners.mad", *words],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
     except subprocess.TimeoutExpired:
         return "not finished after five minutes"
-    lines = [line.strip("│ ") for line in done.stderr.splitlines() if line.strip("╭╮╰╯─ ")] or ["no word"]
     if done.returncode == 0:
-        return "; ".join(["trained", *lines])
+        return "trained" + ", one run after another" * ("one after another" in done.stdout)
+    lines = [line.strip("│ ") for line in done.stderr.splitlines() if line.strip("╭╮╰╯─ ")] or ["no word"]
     return lines[1 if "│" in done.stderr else -1]  # tyro draws a box, which begins with a title
 
 
