@@ -39,7 +39,14 @@ def converted(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
         except ValidationError as error:
             wrong = error.errors()[0]
             raise ValueError(f"{name}: {wrong['msg']}, not {wrong['input']!r}") from error
-    return found
+    return {name: _without_sign_of_zero(value) for name, value in found.items()}
+
+
+def _without_sign_of_zero(value: Any) -> Any:
+    """Return 0.0 in place of -0.0, also in a tuple; they are one setting."""
+    if isinstance(value, tuple):
+        return tuple(map(_without_sign_of_zero, value))
+    return value + 0.0 if isinstance(value, float) else value
 
 
 def _adapter(hint: Any) -> TypeAdapter[Any]:

@@ -8,9 +8,9 @@ hardly longer. It does not protect against forgery. Files of earlier versions wi
 """
 
 import errno
-import glob
 import json
 import os
+import shutil
 import tempfile
 import time
 import zlib
@@ -32,8 +32,10 @@ T = TypeVar("T")
 
 CHECKSUM = "checksum"
 """Last key of a JSON file, and of a line of JSON."""
-SECONDS_OF_A_WRITE = 3600.0
-"""No process writes a file for so long; an older temporary file is a killed one's."""
+UNFINISHED = ".unfinished-"
+"""How the names of temporary files and folders begin."""
+SECONDS_OF_A_WRITE = 86400.0
+"""No process writes a file or a folder for so long; an older temporary one is that of a killed process."""
 DIGITS = 5
 """Significant digits of stored curves and gradients."""
 AGAIN = "delete it and run the same command again"
@@ -106,18 +108,14 @@ def checksum(content: Any) -> str:
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call ``write`` with a temporary path beside ``path`` and rename the result to ``path``.
 
-    Temporary files that killed processes have left of the same path are deleted.
+    Temporary files that killed processes have left in the folder are deleted.
 
     Raises:
         OSError: the file cannot be written; names ``path``. The number is ``ENOSPC`` if the disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in path.parent.glob(f".{glob.escape(path.stem)}-????????{path.suffix}"):
-        with suppress(FileNotFoundError):  # another process deletes it, or renames it
-            if time.time() - leftover.stat().st_mtime > SECONDS_OF_A_WRITE:
-                leftover.unlink()
-
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    clear_leftovers(path.parent, SECONDS_OF_A_WRITE)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=UNFINISHED, suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)
 
@@ -146,12 +144,40 @@ def make_durable(path: Path) -> None:
             os.close(handle)
 
 
-def clear_leftovers(folder: Path) -> None:
-    """Delete temporary files of killed processes from a folder; no other process may be writing there."""
-    # The first are those of ``write_atomically``, the second those of safetensors; locks are neither.
-    for leftover in (*folder.glob(".*-*"), *folder.glob(".tmp*")):
-        if leftover.is_file():
-            leftover.unlink()
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield the path of a folder to make and to fill, which becomes ``folder``; after an error it is gone.
+
+    Raises:
+        ValueError: ``folder`` exists.
+        OSError: it cannot be written.
+    """
+    if folder.exists():
+        raise ValueError(f"{folder} exists: name a new folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    clear_leftovers(folder.parent, SECONDS_OF_A_WRITE)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=UNFINISHED) as temporary:
+        made = Path(temporary) / folder.name
+        yield made
+        made.rename(folder)
+
+
+def clear_leftovers(folder: Path, seconds: float = 0.0) -> None:
+    """Delete the temporary files of killed processes from a folder.
+
+    Args:
+        folder: the folder.
+        seconds: age from which a file is deleted; 0 if no other process may be writing there.
+    """
+    # The second are those of safetensors.
+    for leftover in (*folder.glob(f"{UNFINISHED}*"), *folder.glob(".tmp*")):
+        with suppress(OSError):  # another process deletes it, or renames it
+            if time.time() - leftover.stat().st_mtime < seconds:
+                continue
+            if leftover.is_file():
+                leftover.unlink()
+            elif leftover.name.startswith(UNFINISHED):
+                shutil.rmtree(leftover)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -199,9 +225,9 @@ def read_lines(path: Path, remedy: str = AGAIN) -> list[dict[str, Any]]:
         DamagedFileError: a line is no JSON object, or its checksum is another; the message names the line.
     """
     found = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
-            found.append(_unseal(json.loads(line)))
+            found.append(_unseal(json.loads(line.decode())))
         except (ValueError, AttributeError) as error:
             raise damaged(path, f"line {number}: {error}", remedy) from error
     return found
@@ -288,7 +314,9 @@ def _checksum_of(tensors: Mapping[str, Tensor]) -> str:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[Any]:
-    """Open a safetensors file; turn errors of its format into DamagedFileError."""
+    """Open a safetensors file; turn errors of its format into DamagedFileError, and name it in those of the system."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     try:
         with safe_open(path, framework="pt") as file:
             yield file

@@ -31,7 +31,7 @@ def parse(options_class: type[Options], arguments: Sequence[str] | None, default
         SystemExit: an option is unknown or cannot be read, with status 2; or the help was asked for.
         ValueError: a value is refused by ``__post_init__``.
     """
-    return tyro.cli(options_class, args=arguments, default=default, config=_CONFIG)
+    return tyro.cli(options_class, args=arguments, default=default, config=_CONFIG, registry=_READERS)
 
 
 def parse_nested(
@@ -74,7 +74,7 @@ def parse_nested(
     made = make_dataclass(options_class.__name__, parts, frozen=True, kw_only=True)
     made.__doc__ = options_class.__doc__
 
-    parsed: Any = tyro.cli(made, args=arguments, config=_CONFIG)
+    parsed: Any = tyro.cli(made, args=arguments, config=_CONFIG, registry=_READERS)
     given = {
         group: {name: value for name, value in vars(getattr(parsed, f"of_{group}")).items() if value is not None}
         for group in configs
@@ -110,8 +110,8 @@ def from_keywords(default: Options, function: str, values: Mapping[str, Any]) ->
     plain: dict[str, Any] = {}
     for name, value in values.items():
         hint = get_type_hints(type(default))[name]
-        if hint is Path and isinstance(value, str):
-            value = Path(value)
+        if hint is Path and isinstance(value, str | Path):
+            value = path_of(str(value))
         elif getattr(hint, "__origin__", None) is tuple and not isinstance(value, tuple):
             value = tuple(value) if isinstance(value, list) else (value,)
         plain[name] = value
@@ -158,6 +158,21 @@ def names_of(options_class: type[Any]) -> list[str]:
     return sorted(known[0], key=lambda name: sum(name in of_base for of_base in known))
 
 
+def path_of(word: str) -> Path:
+    """Return the path that a word names.
+
+    Raises:
+        ValueError: it is empty, which would be the current folder, or not UTF-8, which some libraries refuse.
+    """
+    if not word:
+        raise ValueError("a path is empty: name a file or a folder (. is the current folder)")
+    try:
+        word.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"path {word!r} is not UTF-8: give it another name") from error
+    return Path(word)
+
+
 def flag_of(name: str, group: str = "") -> str:
     """Return an option as the command line spells it: ``--name``, or ``--group.name``."""
     return f"--{group}{'.' * bool(group)}{name.replace('_', '-')}"
@@ -171,3 +186,19 @@ def print_help(documentation: str | None) -> None:
 
 
 _CONFIG = (tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff)
+_READERS = tyro.constructors.ConstructorRegistry()
+
+
+@_READERS.primitive_rule
+def _reader(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """Return how words become paths and numbers, where tyro's own way is another; -0.0 is 0.0."""
+    readers: dict[Any, Callable[[str], Any]] = {Path: path_of, float: lambda word: float(word) + 0.0}
+    if info.type not in readers:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=info.type.__name__.upper(),
+        instance_from_str=lambda words: readers[info.type](words[0]),
+        is_instance=lambda value: isinstance(value, info.type),
+        str_from_instance=lambda value: [str(value)],
+    )

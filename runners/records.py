@@ -175,8 +175,8 @@ def read_all(*places: str | Path) -> list[tuple[Path, Record]]:
     for place in map(Path, places):
         if not place.exists():
             raise FileNotFoundError(f"{place} is not there: name files or folders of records")
-        inside = [*place.rglob(RECORD), *place.rglob("[!.]*.jsonl")] if place.is_dir() else [place]
-        files += sorted(inside)
+        is_folder = place.is_dir() and place.name != RECORD
+        files += sorted([*place.rglob(RECORD), *place.rglob("[!.]*.jsonl")]) if is_folder else [place]
 
     found = []
     for file in dict.fromkeys(files):

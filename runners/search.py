@@ -7,6 +7,7 @@ the folders of runs disagree, the folders are right: ``catch_up`` tells a study 
 import json
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -67,7 +68,7 @@ def open_storage(storage: str) -> BaseStorage:
         try:
             return optuna.storages.get_storage(storage)
         except Exception as error:  # of Optuna, SQLAlchemy or the database's driver
-            raise ValueError(f"cannot open storage {storage}: {error}") from error
+            raise ValueError(f"cannot open storage {storage}: {error}".replace(storage, shown(storage))) from error
 
     path = Path(storage)
     if path.is_dir():
@@ -105,7 +106,16 @@ def naming_storage(storage: str) -> Iterator[None]:
     try:
         yield
     except (optuna.exceptions.OptunaError, json.JSONDecodeError) as error:
-        raise ValueError(f"storage {storage}: {error.__cause__ or error}") from error
+        words = f"storage {storage}: {error.__cause__ or error}"
+        raise ValueError(words.replace(storage, shown(storage))) from error
+
+
+def shown(storage: str) -> str:
+    """Return a storage as it may be printed: a password in a URL is ``***``.
+
+    SQLAlchemy's ``hide_password`` leaves a password in the query, and what follows an @ in a password.
+    """
+    return re.sub(r"(password=)[^&]*", r"\1***", re.sub(r"(://[^:/@]*:).*@", r"\1***@", storage))
 
 
 def open_study(

@@ -1,6 +1,9 @@
 """What an installation needs: locked versions, commands, one version number, files for citing and contributing."""
 
+import os
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -39,13 +42,37 @@ def test_every_dependency_is_locked_at_a_version_that_fits() -> None:
         assert requirement.specifier.contains(version, prereleases=True), requirement
 
 
-def test_files_that_programs_read_are_installed_with_the_packages() -> None:
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    folders = {package: ROOT / package.replace(".", "/") for package in listed}
-    declared = {path for package, folder in folders.items() for p in listed[package] for path in folder.glob(p)}
-    for package in ("mixers", "tasks", "runners"):
-        files = {path for path in (ROOT / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-        assert {path for path in files if path.suffix not in (".py", ".md")} <= declared
+STRANGER = """
+from rich.console import Console
+from runners.mad import rows
+from runners.mad.ranking import print_rankings
+own = rows.records.load(rows.file_of(rows.FOLDER, "quick", rows.ENTRIES["rt"], "parity")).assign(layer="mine")
+print_rankings(own, rows.load("shipped", ["parity"]), Console(width=200))
+print(rows.__file__)
+"""
+"""Ranks a layer that is as good as RT."""
+
+
+def test_an_installed_wheel_ranks_a_layer_from_another_folder(tmp_path: Path) -> None:
+    for name in ("mixers", "tasks", "runners", "results/reference"):
+        shutil.copytree(ROOT / name, tmp_path / "source" / name, copy_function=os.symlink)
+    for name in ("results/claims.csv", "pyproject.toml", PROJECT["readme"], *PROJECT["license-files"]):
+        (tmp_path / "source" / name).symlink_to(ROOT / name)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    alone = ["--no-build-isolation", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "wheel", *alone, "--wheel-dir", tmp_path, tmp_path / "source"], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([*pip, "install", *alone[1:], "--no-compile", "--target", tmp_path / "site", wheel], check=True)
+    assert wheel.stat().st_size < 4 * 2**20
+
+    paths = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    said = subprocess.check_output([sys.executable, "-c", STRANGER], cwd=tmp_path, env=paths, text=True)
+    assert re.search(r"mine on parity.*: 1\d?\w\w of 2\d: ", said)
+    assert said.endswith(f"{tmp_path}/site/runners/mad/rows.py\n")
+
+    # Programs read more than code.
+    read = {path.relative_to(ROOT) for package in ("mixers", "runners") for path in (ROOT / package).rglob("*.[!mp]*")}
+    assert [path for path in read if not (tmp_path / "site" / path).exists()] == []
 
 
 def test_every_program_has_a_command() -> None:
@@ -96,16 +123,3 @@ def test_the_newest_entry_of_the_changes_and_the_citation_are_of_this_version() 
 def test_the_workflow_runs_what_the_readme_says() -> None:
     jobs = load(".github/workflows/test.yml")["jobs"].values()
     assert [step["run"] for job in jobs for step in job["steps"] if "run" in step] == ["make test"]
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / ".github/ISSUE_TEMPLATE").iterdir()), ids=lambda path: path.stem)
-def test_an_issue_template_asks_for_what_is_needed(path: Path) -> None:
-    """As in GitHub's syntax for issue forms: a name, a description, and fields with an id and a label of their own."""
-    form = yaml.safe_load(path.read_text())
-    assert form["name"]
-    assert form["description"]
-    for key in ("id", "label"):
-        values = [part["id"] if key == "id" else part["attributes"]["label"] for part in form["body"]]
-        assert len(set(values)) == len(values)
-    assert {part["type"] for part in form["body"]} <= {"input", "textarea"}
-    assert any(part.get("validations", {}).get("required") for part in form["body"])

@@ -11,7 +11,6 @@ accept the folder in place of a run.
 """
 
 import shlex
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from runners.c4.config import INCIDENTAL, Config, config_of
 from runners.c4.data.tokenizer import Tokenizer, load_tokenizer
 from runners.c4.model import build, layer_of
 from runners.ending import user_errors
-from runners.files import checksum, damaged, load_tensors, read_json, save_tensors, write_json
+from runners.files import checksum, damaged, load_tensors, new_folder, read_json, save_tensors, write_json
 from runners.options import parse
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
@@ -68,9 +67,6 @@ def export(checkpoint: Path | str, folder: Path | str) -> None:
         ValueError: there is no checkpoint, or ``folder`` exists.
         OSError: ``folder`` cannot be written.
     """
-    folder = Path(folder)
-    if folder.exists():
-        raise ValueError(f"{folder} exists: name a new folder")
     file, info = find_checkpoint(checkpoint)
     model, _ = load_run(file)
     tokenizer = (file.parent.parent / TOKENIZER).read_bytes()
@@ -88,13 +84,10 @@ def export(checkpoint: Path | str, folder: Path | str) -> None:
         "tokenizer_checksum": checksum(tokenizer),
     }
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
-        made = Path(temporary) / folder.name
+    with new_folder(Path(folder)) as made:
         save_tensors(made / WEIGHTS, apart(model.state_dict()), {})
         (made / TOKENIZER).write_bytes(tokenizer)
         write_json(made / CONFIG, description)
-        made.rename(folder)
 
 
 def load_model(path: Path | str) -> tuple[LanguageModel, Tokenizer]:

@@ -32,6 +32,7 @@ from runners.mad.options import read_options
 from runners.mad.search import prepare, train_and_rank
 from runners.options import print_help
 from runners.progress import open_console
+from runners.search import shown
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     say(f"chart: {figure}; all {len(found)} rows with costs: the .csv beside it, or --verbose")
     folders = [experiment.folder(options.out) for experiment in experiments]
     studies = folders[0] if len(folders) == 1 else folders[0].parent
-    say(f"runs and diagnosis: {studies}; dashboard: optuna-dashboard {options.place}")
+    say(f"runs and diagnosis: {studies}; dashboard: optuna-dashboard {shown(options.place)}")
     if (advice := options.advice()) is not None:
         say(advice)
 

@@ -88,7 +88,7 @@ def load(name: str, tasks: Iterable[str]) -> pd.DataFrame | None:
     if name == "none":
         return None
     folder = records.REFERENCE if name == "shipped" else Path(name)
-    if name != "shipped" and not folder.is_dir():
+    if not name or (name != "shipped" and not folder.is_dir()):
         raise ValueError(f"--reference {name} is no folder: give shipped, none, or a folder of reference results")
     return load_rows(folder, get_args(ReferencePreset), LAYERS, tasks)
 

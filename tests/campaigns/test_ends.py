@@ -1,11 +1,10 @@
-"""Kills, signals and a full disk: what is trained afterwards equals what is trained in peace."""
+"""Kills and signals: what is trained afterwards equals what is trained in peace."""
 
 import contextlib
 import os
 import random
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from tests.campaigns.findings import found
 from tests.campaigns.ledger import Ledger
-from tests.campaigns.programs import End, Started, fault, fork, spawn
+from tests.campaigns.programs import Started, fault, fork, spawn
 from tests.campaigns.small import DIAGNOSTICS, PRETRAINING, words
 
 pytestmark = pytest.mark.campaign
@@ -128,43 +127,3 @@ def test_signals(name: str, ledger: Ledger, folder: Path) -> None:
             ledger.add(trial, wrong, "finished before" if end.status == 0 else "one line")
         if ledger.dice.random() < 0.2:
             ledger.add(f"{name} afterwards", finish(start, folder, expected), "whole results")
-
-
-def test_a_full_disk(ledger: Ledger, folder: Path) -> None:
-    """Three workers on one study, in a file system of memory that becomes full, then larger."""
-    start = FORKED["study"]
-    expected, _seconds = in_peace(start, folder)
-    (folder / "out").mkdir()
-
-    while ledger.has_time():
-        size = ledger.dice.randrange(4, 400)
-        if (refused := mount(folder / "out", f"size={size}k")) is not None:
-            pytest.skip(f"cannot mount a file system: {refused}")
-        try:
-            workers = [start(folder, f"full-{worker}") for worker in range(3)]
-            ends = [started.end() for started in workers]
-            wrong = [
-                "does not end" if end is None else fault(end, [0, 1, 2]) or (unexplained(end) if end.status else None)
-                for end in ends
-            ]
-            for number, what in enumerate(wrong):
-                ledger.add(f"{size} KiB, worker {number}", what, "finished" if ends[number].status == 0 else "one line")
-            mount(folder / "out", "remount,size=100m")
-            end = start(folder, "last").end()
-            wrong = "does not end" if end is None else fault(end, [0])
-            if wrong is None and found(folder / "out") != expected:
-                wrong = "other results"
-            ledger.add(f"{size} KiB, then enough", wrong, "whole results")
-        finally:
-            subprocess.run(["umount", str(folder / "out")], check=True)
-
-
-def unexplained(end: End) -> str | None:
-    return None if "No space left" in end.err or "no space" in end.err else f"no word of the disk: {end.last}"
-
-
-def mount(folder: Path, options: str) -> str | None:
-    """Mount a file system of memory; return why it is not possible."""
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stderr.strip() or "no permission" if done.returncode else None

@@ -19,17 +19,21 @@ from runners.files import (
     save_tensors,
     write_json,
 )
+from runners.records import load
 
 CONTENT = {"study": "rt é", "loss": 0.125, "seeds": [0, 1], "curve": [{"step": 1, "loss": None}], "done": True}
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7), "c": torch.ones(3, dtype=torch.bfloat16)}
 
 
-def flipped(path: Path) -> Iterator[int]:
-    """Flip each byte of a file in three ways, one at a time; yield its position."""
+def damaged(path: Path) -> Iterator[int]:
+    """Flip each byte of a file in three ways, one at a time, and cut it off at some; yield the place."""
     whole = path.read_bytes()
     for at in range(len(whole)):
         for bits in (0x01, 0x10, 0xFF):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ bits]) + whole[at + 1 :])
+            yield at
+        if at % 16 == 0:
+            path.write_bytes(whole[:at])
             yield at
     path.write_bytes(whole)
 
@@ -47,18 +51,18 @@ def is_refused(read: Callable[[Path], Any], path: Path) -> bool:
     return True
 
 
-def test_each_flipped_byte_of_a_json_file_is_refused(tmp_path: Path) -> None:
+def test_each_damage_of_a_json_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     write_json(path, CONTENT)
-    passed = {at for at in flipped(path) if not is_refused(read_json, path)}
+    passed = {at for at in damaged(path) if not is_refused(read_json, path)}
     assert not passed
     assert read_json(path) == CONTENT
 
 
-def test_each_flipped_byte_of_a_tensor_file_is_refused(tmp_path: Path) -> None:
+def test_each_damage_of_a_tensor_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_tensors(path, TENSORS, CONTENT)
-    passed = {at for at in flipped(path) if not is_refused(load_tensors, path)}
+    passed = {at for at in damaged(path) if not is_refused(load_tensors, path)}
     assert not passed
     tensors, info = load_tensors(path)
     assert info == load_info(path) == CONTENT
@@ -75,17 +79,6 @@ def test_the_description_of_tensors_is_checked_without_reading_them(tmp_path: Pa
     assert is_refused(load_info, path)
 
 
-@pytest.mark.parametrize("keep", [0, 1, 40, -1])
-def test_a_truncated_file_is_refused(keep: int, tmp_path: Path) -> None:
-    for path, write, read in (
-        (tmp_path / "a.json", lambda path: write_json(path, CONTENT), read_json),
-        (tmp_path / "a.safetensors", lambda path: save_tensors(path, TENSORS, CONTENT), load_tensors),
-    ):
-        write(path)
-        path.write_bytes(path.read_bytes()[: keep - 1 if keep < 0 else keep])
-        assert is_refused(read, path)
-
-
 def test_files_without_a_checksum_are_read(tmp_path: Path) -> None:
     """Those of earlier versions."""
     path = tmp_path / "old.json"
@@ -97,26 +90,29 @@ def test_files_without_a_checksum_are_read(tmp_path: Path) -> None:
     assert torch.equal(tensors["a.weight"], TENSORS["a.weight"])
 
 
-def test_temporary_files_of_killed_processes_go_when_the_file_is_written_again(tmp_path: Path) -> None:
-    """Those that are young may be a living process's; others are not this file's."""
-    names = [".a[1]-abcd1234.json", ".a[1]-young123.json", ".a[1]-b-abcd1234.json", ".a[1]-abcd1234.png"]
-    for name in names:
+def test_what_killed_processes_left_goes_with_the_next_write(tmp_path: Path) -> None:
+    """Whatever they were writing. What is young may be a living process's; hidden files of others are none of ours."""
+    left, others = [".unfinished-a.png", ".unfinished-b", ".tmpAbCdEf"], [".a-b.json", ".ipynb_checkpoints", ".lock"]
+    (tmp_path / left[1]).mkdir()
+    (tmp_path / left[1] / "half").touch()
+    (tmp_path / others[1]).mkdir()
+    for name in (*left, *others):
         (tmp_path / name).touch()
-        if "young" not in name:
-            os.utime(tmp_path / name, (0, 0))
-    write_json(tmp_path / "a[1].json", {})
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names[1:], "a[1].json"])
+        os.utime(tmp_path / name, (0, 0))
+    (tmp_path / ".unfinished-young.json").touch()
 
-
-def test_only_temporary_files_are_cleared(tmp_path: Path) -> None:
-    """Not the folders of other programs, such as a notebook's."""
-    (tmp_path / ".ipynb_checkpoints").mkdir()
-    (tmp_path / ".a-folder").mkdir()
-    for name in (".model-abcd1234.safetensors", ".tmpAbCdEf", ".lock", "model.safetensors"):
-        (tmp_path / name).touch()
+    write_json(tmp_path / "a.json", {})
+    assert {path.name for path in tmp_path.iterdir()} == {*others, "a.json", ".unfinished-young.json"}
     clear_leftovers(tmp_path)
-    kept = [".a-folder", ".ipynb_checkpoints", ".lock", "model.safetensors"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    assert {path.name for path in tmp_path.iterdir()} == {*others, "a.json"}
+
+
+@pytest.mark.parametrize("read", [load, read_json, load_tensors, load_info])
+def test_a_folder_in_place_of_a_file_is_named(read: Callable[[Path], Any], tmp_path: Path) -> None:
+    folder = tmp_path / "record.json"
+    folder.mkdir()
+    with pytest.raises(IsADirectoryError, match=str(folder)):
+        read(folder)
 
 
 def test_many_bytes_are_checked_as_few_are(tmp_path: Path) -> None:

@@ -100,6 +100,21 @@ def test_what_cannot_be_read_ends_with_status_2(words: str, capsys: pytest.Captu
     assert capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("path", "reason"), [("", "a path is empty"), ("a\udcff", "is not UTF-8")])
+def test_a_path_is_neither_empty_nor_illegible(path: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse_nested(Options, ["--out", path], Options(), {})
+    assert reason in capsys.readouterr().err
+    with pytest.raises(ValueError, match=reason):
+        from_keywords(Options(), "study", {"out": path})
+
+
+def test_zero_has_no_sign() -> None:
+    """It would be another run."""
+    options, _ = parse_nested(Options, ["--lr", "-0.0", "-1.0"], Options(), {})
+    assert repr(options.lr) == repr(from_keywords(Options(), "study", {"lr": [-0.0, -1.0]}).lr) == "(0.0, -1.0)"
+
+
 def test_values_are_checked_wherever_they_come_from() -> None:
     with pytest.raises(ValueError, match="--steps 0 must be at least 1"):
         parse_nested(Options, ["--steps", "0"], Options(), {})

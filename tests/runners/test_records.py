@@ -65,12 +65,12 @@ def test_records_of_runs_and_of_shipped_tables_are_one_table(tmp_path: Path) -> 
         records.load(tmp_path / "typo")
 
 
-@pytest.mark.parametrize("change", [("0.75", "0.76"), ('"steps": 20000', '"steps": 20'), ('"lr"', '"rl"')])
+@pytest.mark.parametrize("change", [("0.75", "0.76"), ('"steps": 20000', '"steps": 20'), ("lr", "rl"), ("lr", "ü")])
 @pytest.mark.parametrize("name", [RECORD, "table.jsonl"])
 def test_a_changed_record_is_refused(name: str, change: tuple[str, str], tmp_path: Path) -> None:
     file = tmp_path / name
     records.write_all(file, [RT]) if name.endswith("jsonl") else records.write(tmp_path, RT)
-    file.write_text(file.read_text().replace(*change))
+    file.write_bytes(file.read_text().replace(*change).encode("latin-1"))
     with pytest.raises(DamagedFileError, match=name):
         records.load(tmp_path)
 

@@ -12,7 +12,7 @@ from tests.runners.processes import start, wait_for
 def hold(folder: Path) -> None:
     """Claim a run and leave a temporary file, until this process is killed."""
     with claimed([folder]):
-        (folder / ".model-abcd1234.safetensors").touch()
+        (folder / ".unfinished-abcd1234.safetensors").touch()
         (folder / "process").write_text(str(os.getpid()))
         time.sleep(600)
 

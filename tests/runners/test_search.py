@@ -1,12 +1,14 @@
 """The Optuna study of a search: what the folders of runs show is told, once."""
 
+import re
 from pathlib import Path
 
 import pytest
 from optuna.distributions import FloatDistribution
+from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
 
-from runners.search import Outcome, ask, catch_up, open_storage, open_study, report, tell
+from runners.search import Outcome, ask, catch_up, naming_storage, open_storage, open_study, report, shown, tell
 
 GRID = {"lr": FloatDistribution(1e-8, 10.0, log=True)}
 GOOD = Outcome(run="good", params={"lr": 1e-3}, value=0.5, curve={1: 0.25, 2: 0.5}, attributes={"seed": 0})
@@ -59,10 +61,30 @@ def test_a_damaged_journal_is_moved_aside_and_told_again(tmp_path: Path) -> None
     assert (tmp_path / "optuna.journal.damaged").read_bytes() == whole[:-20] + whole
 
 
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("what://me:secret@host:1/db?x=1", "what://me:***@host:1/db?x=1"),
+        ("what://me:se/cr@et@host/db", "what://me:***@host/db"),
+        ("what://host/db?password=secret&user=me", "what://host/db?password=***&user=me"),
+        ("sqlite:////no/such:folder/me@here.db", "sqlite:////no/such:folder/me@here.db"),
+    ],
+)
+def test_an_error_shows_no_password(url: str, said: str) -> None:
+    assert shown(url) == said
+    with pytest.raises(ValueError, match=re.escape(f"cannot open storage {said}: ")):
+        open_storage(url)
+    with pytest.raises(ValueError, match=re.escape(f"storage {said}: no {said}")), naming_storage(url):
+        raise StorageInternalError(f"no {url}")
+
+
+@pytest.mark.parametrize("content", [b"SQLite format 3\x00", b'{"my": "notes"}\n{"half', b"mine"])
 @pytest.mark.parametrize("name", ["notes.txt", "folder", "sqlite:////no/such/folder/studies.db", "what://else"])
-def test_other_files_and_unknown_databases_are_refused_and_left_alone(name: str, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
+def test_other_files_and_unknown_databases_are_refused_and_left_alone(
+    name: str, content: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_bytes(content)
     (tmp_path / "folder").mkdir()
     with pytest.raises(ValueError, match="storage"):
         open_storage(name if ":" in name else str(tmp_path / name))
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "notes.txt").read_bytes() == content

@@ -7,15 +7,24 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from mixers.base import log_once
 from mixers.ops.cache import from_cache
 
+SECONDS_OF_SILENCE, SECONDS = 1.0, 30.0
+"""When a line says that a compiler works, and when it is ended."""
+INSTEAD = "slower plain PyTorch runs instead of C; CC names another compiler"
 _FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+
+_hanging: set[str] = set()
+"""Compilers that were ended, which are not tried again by this process."""
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +41,8 @@ def compiled(source: Path, dtype: torch.dtype, **constants: int) -> ctypes.CDLL 
         constants: constants of the file by name, passed with ``-D``.
 
     Returns:
-        The library; None if there is no compiler, or the compiler fails. A debug message in the log says why.
+        The library; None if there is no compiler, or the compiler fails. A debug message in the log says why, or
+        a warning if the compiler hangs or ``$CC`` cannot be read.
     """
     try:
         command = _command(dtype, **constants)
@@ -55,9 +65,14 @@ def is_recorded() -> bool:
 
 def _command(dtype: torch.dtype, **constants: int) -> list[str]:
     """Return the compiler's command line, without input and output."""
-    program, *options = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    given = os.environ.get("CC", "")
+    try:
+        program, *options = shlex.split(given) or ["cc"]
+    except ValueError as error:  # a quotation that does not close
+        log_once(f"CC={given} cannot be read ({error}): {INSTEAD}")
+        raise FileNotFoundError(f"no C compiler {given}") from error
     compiler = shutil.which(program)
-    if compiler is None:
+    if compiler is None or compiler in _hanging:
         raise FileNotFoundError(f"no C compiler {program}")
 
     native = ["-march=native"] if platform.machine() in ("x86_64", "AMD64") else []
@@ -66,14 +81,30 @@ def _command(dtype: torch.dtype, **constants: int) -> list[str]:
 
 
 def _compile(source: Path, command: list[str], path: Path) -> None:
-    subprocess.run(
-        [*command, str(source), "-o", str(path), "-lm"],
-        check=True,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=120,
-    )
+    """Compile a file. If the compiler hangs or this program is interrupted, all of its processes end.
+
+    Raises:
+        SubprocessError: the compiler fails or hangs.
+    """
+    words, pipe = [*command, str(source), "-o", str(path), "-lm"], subprocess.PIPE
+    nothing = subprocess.DEVNULL
+    with subprocess.Popen(words, stdin=nothing, stdout=nothing, stderr=pipe, start_new_session=True) as compiler:
+        try:
+            try:
+                _, said = compiler.communicate(timeout=SECONDS_OF_SILENCE)
+            except subprocess.TimeoutExpired:
+                log_once(f"{command[0]} compiles C code for this processor, once: {SECONDS:.0f} s at most")
+                _, said = compiler.communicate(timeout=SECONDS - SECONDS_OF_SILENCE)
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(compiler.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                _hanging.add(command[0])
+                log_once(f"the C compiler {command[0]} has not ended after {SECONDS:.0f} s: {INSTEAD}")
+            raise
+
+    if compiler.returncode:
+        raise subprocess.CalledProcessError(compiler.returncode, words, stderr=said.decode(errors="replace"))
 
 
 def _key(source: Path, command: list[str]) -> str:

@@ -17,7 +17,6 @@ import os
 import re
 import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from runners.c4.data.prepare import BATCH_DOCUMENTS, digest_of
 from runners.c4.data.sources import Split
 from runners.c4.data.tokenizer import END_OF_TEXT, Tokenizer, file_beside
 from runners.ending import user_errors
+from runners.files import new_folder
 from runners.options import parse
 
 ENDINGS = (".txt", ".md", ".markdown", ".rst", *HTML)
@@ -87,17 +87,11 @@ def convert(
         OSError: a file cannot be read or written.
         ImportError: the package tokenizers is missing, or a text is HTML and resiliparse is missing.
     """
-    if folder.exists():
-        raise ValueError(f"{folder} exists: name a new folder")
-
-    # Write the files into a temporary folder, then rename it.
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
+    with new_folder(folder) as made:
         files = find_texts(texts)
         documents = clean_documents(files) if clean else divided_texts(files)
         tokenizer = train_tokenizer(documents["train"], vocabulary)
 
-        made = Path(temporary) / folder.name
         file_beside(made).parent.mkdir(parents=True)
         # Its own ``save`` raises plain Exception if the disk is full.
         file_beside(made).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
@@ -107,7 +101,6 @@ def convert(
             (made / f"c4-{split}.json.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
             batches = (parts[start : start + BATCH_DOCUMENTS] for start in range(0, len(parts), BATCH_DOCUMENTS))
             tokens[split] = len(parts) + sum(len(e) for batch in batches for e in tokenizer.encode_batch_fast(batch))
-        made.rename(folder)
     return tokens
 
 

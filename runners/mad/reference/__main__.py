@@ -59,7 +59,7 @@ class ReferenceOptions:
         layers: rows to train, all unless given.
         tasks: tasks to train on, all unless given.
         preset: full is the published protocol; quick is the preset of runners.mad, stored in quick below the folder.
-        folder: where the results are stored.
+        folder: where the results are stored; by default in the checkout, or of an installation in the current folder.
         out: results folder of the studies behind them.
         overview: write the overview of the existing results, and train nothing.
         dry_run: print which results are missing and how long training takes, and train nothing.

@@ -13,8 +13,12 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+import runners
 from runners.c4 import export as module
 from runners.c4 import load_model
+from runners.c4.evaluation.downstream import encode_pair
+from runners.c4.evaluation.generate import encode_prompt
+from runners.c4.evaluation.gradients import first_windows
 from runners.c4.export import export, load_config, main
 from runners.files import DamagedFileError
 from tests.runners.c4.runs import configured, folder_of, run
@@ -58,10 +62,19 @@ def test_an_exported_model_computes_what_the_checkpoint_does(
 
 
 def test_programs_read_special_tokens_in_texts_as_the_model_was_trained_on_them(trained: Path, tmp_path: Path) -> None:
-    """generate, gradients, lm_eval and downstream sets have their tokenizer from ``load_model``."""
+    """generate, gradients, lm_eval and downstream sets have their tokenizer from ``load_model``; one function loads."""
     export(trained, tmp_path / "my_model")
+    text = "kan </s> lor"
     for _, tokenizer in (load_model(trained), load_model(tmp_path / "my_model")):
-        assert tokenizer.token_to_id("</s>") not in tokenizer.encode("kan </s> lor").ids
+        end = tokenizer.token_to_id("</s>")
+        pair = encode_pair(tokenizer, text, " mis </s>", end)
+        assert end not in [*encode_prompt(tokenizer, text), *pair.context, *pair.continuation]
+        once = [*tokenizer.encode(text).ids, end]
+        windows = first_windows(iter([text] * 2), tokenizer, 1, 2 * len(once))
+        assert windows[0].tolist() == [end, *once, *once]
+
+    sources = [path for path in Path(runners.__file__).parent.rglob("*.py") if "Tokenizer.from_" in path.read_text()]
+    assert [path.name for path in sources] == ["tokenizer.py"]
 
 
 class Tied(nn.Module):

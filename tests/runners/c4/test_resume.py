@@ -90,19 +90,6 @@ def test_a_signal_in_the_last_step_stops_before_anything_else_begins(texts: Path
     assert loss_of(run(config)) == rows(config)[-1].validation_loss
 
 
-def test_a_later_ctrl_c_stops_at_once(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runners.interrupt.SECONDS_OF_ONE_REQUEST", -1.0)
-
-    def interrupt_twice() -> None:
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-
-    config = configured(texts, tmp_path, checkpoint_every=100)
-    with pytest.raises(KeyboardInterrupt):
-        run(config, At(4, interrupt_twice))
-    assert checkpoints.newest(folder_of(config)) is None
-
-
 @pytest.mark.parametrize(("warmup", "step"), [(0.9, 3), (0.0, 1)])
 def test_divergence_is_recorded_once(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warmup: float, step: int
@@ -149,7 +136,7 @@ def test_what_a_kill_left_half_written_is_removed(texts: Path, tmp_path: Path) -
     config = configured(texts, tmp_path)
     with pytest.raises(Interruption):
         run(config, At(4, interrupt))
-    for name in ("checkpoints/.tmpAbCdEf", ".record-AbCdEf.json"):
+    for name in ("checkpoints/.tmpAbCdEf", ".unfinished-AbCdEf.json"):
         (folder_of(config) / name).write_bytes(b"half")
     run(config)
     assert [path.name for path in folder_of(config).rglob(".*")] == [".lock"]
