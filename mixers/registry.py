@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from mixers.adapt import adapt
-from mixers.base import Layer, Shape
+from mixers.base import Layer, Shape, settled
 from mixers.deltanet import DeltaNet, GatedDeltaNet
 from mixers.feedback_transformer import FeedbackTransformer
 from mixers.gla import GatedLinearAttention
@@ -130,7 +130,7 @@ def build(
 
     shape = Shape(width=width, mlp_width=4 * width if mlp_width is None else mlp_width, layers=layers)
     with building(name):
-        return layer_class(override(layer_class.Config, options), shape)
+        return settled(layer_class(override(layer_class.Config, options), shape))
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         experiments = plan(options, mixer_options, task_options, say)
         reference = load(options.reference, {experiment.task for experiment in experiments})
-        check(experiments, options.together, find_devices(options.device)[0])
+        experiments = check(experiments, options.together, find_devices(options.device)[0], say)
         if options.dry_run:
             from runners.mad.preview import print_plan
 

@@ -124,8 +124,7 @@ class Study:
         files = runs_of_choice(self.table)["file"]
         if files.empty:
             raise ValueError(f"{self.experiment.name}: every point diverged, so there is no model")
-        with torch.random.fork_rng(devices=[]):
-            return kept_model(self.experiment, files.iloc[0].parent).eval()
+        return kept_model(self.experiment, files.iloc[0].parent)
 
     @property
     def data(self) -> dict[str, Batch]:
@@ -181,10 +180,10 @@ def study(
     parsed = from_keywords(defaults(preset, **options), "study", named)
     (experiment,) = plan(parsed, dict(mixer_options or {}), dict(task_options or {}))
     reference = load(parsed.reference, {experiment.task})
-    check([experiment], parsed.together, find_devices(parsed.device)[0])
+    console = console_of_call(quiet)
+    (experiment,) = check([experiment], parsed.together, find_devices(parsed.device)[0], console.print)
     check_login(parsed.wandb)
 
-    console = console_of_call(quiet)
     ((_, table),) = train_studies([experiment], parsed, console)
     delete_models(experiment, table, parsed)
     print_rankings(table, reference, console)
