@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mixers.adapt import AdaptedLayer
 from mixers.base import ContractError, Layer, log_once, settled
 from mixers.named import is_path
 from mixers.ops.numerics import product_autocast, product_precision
@@ -55,7 +56,18 @@ def check_foreign(
     layer, same, other = (_built(build, seed) for seed in (0, 0, 1))
     check_seeded(mixer, layer, same)
     check_held(mixer, layer, other if several else layer)
-    return check_layer(mixer, layer, device, positions())
+    unused = check_layer(mixer, layer, device, positions())
+
+    # Ask about a layer within the layer; large inputs may be too much for it.
+    if isinstance(same, AdaptedLayer) and same.config.whole_layer is None:
+        x_BTD = torch.randn(1, positions(), same.shape.width, generator=torch.Generator().manual_seed(0))
+        with suppress(Exception):
+            if same.to(device).eval().seems_whole(x_BTD.to(device)):
+                log_once(
+                    f"mixer {mixer!r} looks like a whole layer, and gets a norm, residual branches and an MLP around "
+                    "it: --mixer.whole-layer True uses it as it is, False keeps them without this line"
+                )
+    return unused
 
 
 def _built(build: Callable[[], Layer], seed: int) -> Layer:

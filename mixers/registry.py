@@ -164,7 +164,7 @@ def variant_label(mixer: str, settings: Mapping[str, Any], layers: int, short_co
     words = [mixer]
     for name, value in settings.items():
         word = name.replace("_", "-")
-        number = f"{value:g}" if isinstance(value, float) else str(value)
+        number = f"{value:g}" if isinstance(value, float) else str(value).strip("()").replace(", ", "-")
         words.append((word if value else f"no-{word}") if isinstance(value, bool) else f"{word}-{number}")
     if layers > 1:
         words.append(f"{layers}-layers")

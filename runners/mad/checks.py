@@ -194,7 +194,6 @@ def call_two_runs(experiment: Experiment, device: torch.device, first: int = 0) 
     positions = length if foreign else min(POSITIONS, length)
     tokens_RBT = torch.zeros(len(runs), 1, positions, dtype=torch.int64, device=device)
     if foreign:
-        params_RP = ensemble.params_RP.requires_grad_()
-        torch.autograd.grad(ensemble.logits(params_RP, tokens_RBT).sum(), params_RP)
+        ensemble.gradient(ensemble.params_RP, tokens_RBT, tokens_RBT)
     with torch.no_grad():
         return ensemble.logits(ensemble.params_RP, tokens_RBT)

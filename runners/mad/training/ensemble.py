@@ -109,7 +109,14 @@ class Ensemble:
         return {name: part.view(runs, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
     def logits(self, params_RP: Tensor, tokens: Tensor) -> Tensor:
-        """Return the logits (R, B, T, V) of tokens (R, B, T), or of one batch (B, T) that all runs read."""
+        """Return the logits (R, B, T, V) of tokens (R, B, T), or of one batch (B, T) that all runs read.
+
+        If the runs are computed one after another, these are without gradients and in evaluation mode.
+        """
+        if self.model.one_by_one:
+            with torch.no_grad(), product_autocast(self.device):
+                parts = tokens if tokens.ndim == 3 else [tokens] * len(self.runs)
+                return torch.stack([self._model_of(r, params_RP).eval()(part) for r, part in enumerate(parts)])
 
         def logits_of_one_run(tensors: dict[str, Tensor], tokens_BT: Tensor) -> Tensor:
             result: Tensor = functional_call(self.model, tensors, (tokens_BT,))
@@ -119,19 +126,8 @@ class Ensemble:
         tensors = {name: p.contiguous() if p.ndim == 2 else p for name, p in self.named(params_RP).items()} | self.own
         tokens_axis = 0 if tokens.ndim == 3 else None
         with product_autocast(self.device):
-            if not self.model.one_by_one:
-                logits: Tensor = vmap(logits_of_one_run, in_dims=(0, tokens_axis))(tensors, tokens)
-                return logits
-
-            # What a layer draws in training, as for dropout, depends on the seed and the step.
-            self.model.train(torch.is_grad_enabled())
-            parts, step = [], int(self.optimizer.step)
-            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-                for r, run in enumerate(self.runs):
-                    torch.manual_seed(run.seed * 2**32 + step)
-                    of_run = {name: y[r] for name, y in tensors.items()}
-                    parts.append(logits_of_one_run(of_run, tokens if tokens_axis is None else tokens[r]))
-            return torch.stack(parts)
+            logits: Tensor = vmap(logits_of_one_run, in_dims=(0, tokens_axis))(tensors, tokens)
+        return logits
 
     def train_step(self, inputs_RBT: Tensor, targets_RBT: Tensor) -> Tensor:
         """Take one optimizer step of every run.
@@ -157,10 +153,39 @@ class Ensemble:
 
     def _gradient(self, params_RP: Tensor, inputs_RBT: Tensor, targets_RBT: Tensor) -> tuple[Tensor, Tensor]:
         """Return losses (R,) and their gradients (R, P)."""
+        if self.model.one_by_one:
+            return self._gradient_in_turn(params_RP, inputs_RBT, targets_RBT)
         params_RP = params_RP.detach().requires_grad_()
         loss_R = mean_cross_entropy(self.logits(params_RP, inputs_RBT), targets_RBT)
         (gradient_RP,) = torch.autograd.grad(loss_R, params_RP, torch.ones_like(loss_R))
         return loss_R.detach(), gradient_RP
+
+
+    def _gradient_in_turn(self, params_RP: Tensor, inputs_RBT: Tensor, targets_RBT: Tensor) -> tuple[Tensor, Tensor]:
+        """Return losses and gradients as plain PyTorch computes them, of one run after another.
+
+        What a layer draws, as for dropout, depends on the run's seed and the step.
+        """
+        losses, gradients, step = [], [], int(self.optimizer.step)
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            for r, run in enumerate(self.runs):
+                torch.manual_seed(run.seed * 2**32 + step)
+                model = self._model_of(r, params_RP).train()
+                with product_autocast(self.device):
+                    logits_BTV = model(inputs_RBT[r])
+                losses.append(mean_cross_entropy(logits_BTV[None], targets_RBT[r : r + 1]))
+                parts = torch.autograd.grad(losses[-1], [*model.parameters()], allow_unused=True, materialize_grads=True)
+                gradients.append(torch.cat([part.flatten() for part in parts]))
+        return torch.cat(losses).detach(), torch.stack(gradients)
+
+    @torch.no_grad()
+    def _model_of(self, r: int, params_RP: Tensor) -> Backbone:
+        """Return the model with the parameters and buffers of a run."""
+        for parameter, rows in zip(self.model.parameters(), self.named(params_RP).values(), strict=True):
+            parameter.copy_(rows[r])
+        for name, rows in self.own.items():
+            self.model.get_buffer(name).copy_(rows[r])
+        return self.model
 
 
 def mean_cross_entropy(logits_RBTV: Tensor, targets_RBT: Tensor) -> Tensor:
