@@ -53,8 +53,8 @@ class AdaptedLayer(MixerLayer):
             for name, parameter in [*module.named_parameters(recurse=False)]:
                 if parameter.is_complex() and parameter.requires_grad:
                     register_parametrization(module, name, _AsComplex(), unsafe=True)
-                    for part in module.parametrizations[name].parameters():
-                        part._no_weight_decay = getattr(parameter, "_no_weight_decay", False)
+                    for part in module.get_submodule(f"parametrizations.{name}").parameters():
+                        part._no_weight_decay = getattr(parameter, "_no_weight_decay", False)  # type: ignore[attr-defined]
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.mix(x_BTD) if self.config.whole_layer else super().forward(x_BTD)
@@ -197,10 +197,10 @@ def _arguments(module_class: type[nn.Module], config: AdaptedLayer.Config, width
 
 def _parameters(module_class: type[nn.Module]) -> dict[str, Parameter]:
     """Return the named arguments of the constructor, and of a configuration object, with their types resolved."""
-    own, (kind, argument) = _named(module_class.__init__), _config_object(module_class)
+    own, (kind, argument) = _named(module_class), _config_object(module_class)
     if kind is None:
         return own
-    return {**_named(kind.__init__), **{name: p for name, p in own.items() if name != argument}}
+    return {**_named(kind), **{name: p for name, p in own.items() if name != argument}}
 
 
 def _config_object(module_class: type[nn.Module]) -> tuple[type | None, str]:
@@ -208,20 +208,20 @@ def _config_object(module_class: type[nn.Module]) -> tuple[type | None, str]:
 
     It is a class other than a module, with an argument of its own of a usual name of the width.
     """
-    own = _named(module_class.__init__)
+    own = _named(module_class)
     for name, parameter in own.items() if not any(width in own for width in WIDTH_NAMES) else ():
         kind = parameter.annotation
-        if inspect.isclass(kind) and not issubclass(kind, nn.Module) and inspect.isfunction(kind.__init__):
-            if any(width in _named(kind.__init__) for width in WIDTH_NAMES):
-                return kind, name
+        plain = inspect.isclass(kind) and not issubclass(kind, nn.Module) and inspect.isfunction(kind.__init__)
+        if plain and any(width in _named(kind) for width in WIDTH_NAMES):
+            return kind, name
     return None, ""
 
 
-def _named(constructor: Any) -> dict[str, Parameter]:
+def _named(of_class: Any) -> dict[str, Parameter]:
     """Return the named arguments of a constructor with their types; without one, the type of the default counts."""
-    _self, *parameters = inspect.signature(constructor).parameters.values()
+    _self, *parameters = inspect.signature(of_class.__init__).parameters.values()
     try:
-        hints = get_type_hints(constructor)
+        hints = get_type_hints(of_class.__init__)
     except Exception:  # a name that exists only for type checkers
         hints = {}
 

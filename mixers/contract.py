@@ -16,7 +16,7 @@ from mixers.adapt import AdaptedLayer
 from mixers.base import ContractError, Layer, log_once, settled
 from mixers.named import is_path
 from mixers.ops.numerics import product_autocast, product_precision
-from mixers.origin import origin, where
+from mixers.origin import advice_on_gpus, origin, where
 
 POSITIONS = 32
 SPIKED, TOGETHER = 2**14, 2**11
@@ -182,8 +182,9 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
     Raises:
         ContractError: outputs or gradients are not finite, outputs have another shape or dtype than inputs, differ from
             call to call, or depend on later positions, on other sequences or their number, or on the module's mode;
-            ``step`` gives other outputs, or a state that is not a dict of tensors; a parameter is not float32; the layer cannot be called, or writes into its inputs or buffers. Errors in the layer's own code
-            are raised again with a note that names the mixer.
+            ``step`` gives other outputs, or a state that is not a dict of tensors; a parameter is not float32; the
+            layer cannot be called, or writes into its inputs or buffers. Errors in the layer's own code are raised
+            again with a note that names the mixer.
     """
     for name, parameter in layer.named_parameters():
         if parameter.dtype != torch.float32:
@@ -253,7 +254,8 @@ def _check_outputs(
     if differ(z_BTD, again_BTD):
         if training and not differ(_seeded(layer, x_BTD), _seeded(layer, x_BTD)):
             layer.eval()
-            return _check_outputs(mixer, layer, device, positions, draw, finite)
+            _check_outputs(mixer, layer, device, positions, draw, finite)
+            return
         raise ContractError(
             f"mixer {mixer!r}: the same inputs give other outputs when it is called again: draw random numbers in "
             "training mode alone, as nn.Dropout does, and keep nothing from call to call"
@@ -393,6 +395,9 @@ def _naming(mixer: str, doing: str) -> Iterator[None]:
                 f"mixer {mixer!r}: {where(error)}it writes into its inputs, or into a view of them: make new tensors, "
                 "x = x + 1 in place of x += 1"
             ) from error
+        if is_path(mixer) and (advice := advice_on_gpus(error)):
+            said = " ".join(str(error).split())
+            raise ContractError(f"mixer {mixer!r}: {where(error)}{said}{advice}") from error
         if is_path(mixer) and origin(error) is None and not isinstance(error, torch.OutOfMemoryError):
             said = " ".join(str(error).split())
             raise ContractError(f"mixer {mixer!r}: {type(error).__name__} while it {doing}: {said}") from error

@@ -21,7 +21,7 @@ from mixers.mamba import Mamba
 from mixers.mamba2 import Mamba2
 from mixers.named import Kind, find_class, name_of
 from mixers.options import override
-from mixers.origin import where
+from mixers.origin import advice_on_gpus, where
 from mixers.retnet import RetNet
 from mixers.rmt import RecurrentMemoryTransformer
 from mixers.rt.layer import RecurrentTransformer
@@ -144,7 +144,7 @@ def building(mixer: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"cannot build mixer {mixer!r}: {where(error)}{error}") from error
+        raise ValueError(f"cannot build mixer {mixer!r}: {where(error)}{error}{advice_on_gpus(error)}") from error
     except Exception as error:
         error.add_note(f"while mixer {mixer!r} was built")
         raise

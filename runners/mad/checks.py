@@ -178,7 +178,9 @@ def as_in_training(experiment: Experiment, device: torch.device, say: Say) -> Ex
             "depends on inputs or parameters from call to call"
         )
     if reason is not None:
-        say(f"{mixer}: runs are trained one after another, which is slower; torch.func.vmap cannot compute it: {reason}")
+        say(
+            f"{mixer}: runs are trained one after another, which is slower; torch.func.vmap cannot compute it: {reason}"
+        )
     return experiment
 
 

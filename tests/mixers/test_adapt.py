@@ -100,12 +100,20 @@ def test_the_layer_is_the_standard_one_around_the_module() -> None:
         ("OwnName", {"width_argument": "sizes"}, "OwnName has no argument 'sizes': choose from size, heads"),
         ("OwnName", {"width_argument": "heads"}, "argument 'size' of OwnName has no default: give --mixer.size"),
         ("TwoNames", {}, "hidden_size and embed_dim of TwoNames may both take the model width: name one of them"),
-        ("NeedsChannels", {}, "'channels' of NeedsChannels has no default: give --mixer.channels, or --mixer.width-arg"),
+        (
+            "NeedsChannels",
+            {},
+            "'channels' of NeedsChannels has no default: give --mixer.channels, or --mixer.width-arg",
+        ),
         ("NeedsChannels", {"width_argument": "dim"}, "argument 'channels' of NeedsChannels has no default"),
         ("Defaulted", {"width_argument": "size", "size": 32}, "size: it takes the model width: leave it out"),
         ("Demanding", {}, "argument 'heads' of Demanding has no default: give --mixer.heads"),
         ("Demanding", {"heads": 2}, "argument 'untyped' of Demanding has no default: give --mixer.untyped"),
-        ("Hidden", {}, "the constructor of Hidden names no argument for the model width: write a subclass whose __init__"),
+        (
+            "Hidden",
+            {},
+            "the constructor of Hidden names no argument for the model width: write a subclass whose __init__",
+        ),
         ("Hidden", {"width_argument": "input_size"}, "the constructor of Hidden names no argument"),
     ],
 )

@@ -160,7 +160,6 @@ class Ensemble:
         (gradient_RP,) = torch.autograd.grad(loss_R, params_RP, torch.ones_like(loss_R))
         return loss_R.detach(), gradient_RP
 
-
     def _gradient_in_turn(self, params_RP: Tensor, inputs_RBT: Tensor, targets_RBT: Tensor) -> tuple[Tensor, Tensor]:
         """Return losses and gradients as plain PyTorch computes them, of one run after another.
 
@@ -174,7 +173,9 @@ class Ensemble:
                 with product_autocast(self.device):
                     logits_BTV = model(inputs_RBT[r])
                 losses.append(mean_cross_entropy(logits_BTV[None], targets_RBT[r : r + 1]))
-                parts = torch.autograd.grad(losses[-1], [*model.parameters()], allow_unused=True, materialize_grads=True)
+                parts = torch.autograd.grad(
+                    losses[-1], [*model.parameters()], allow_unused=True, materialize_grads=True
+                )
                 gradients.append(torch.cat([part.flatten() for part in parts]))
         return torch.cat(losses).detach(), torch.stack(gradients)
 

@@ -27,6 +27,7 @@ from mixers.costs import costs
 from mixers.registry import find_mixer
 from mixers.transformer import Transformer
 from runners import records
+from runners.ending import run_command
 from runners.mad import __main__ as mad
 from runners.mad import checks
 from runners.mad.training.ensemble import Ensemble
@@ -231,6 +232,33 @@ def test_what_vmap_cannot_compute_is_trained_one_run_after_another_and_a_line_sa
     torch.testing.assert_close(together.params_RP, torch.cat([one.params_RP for one in alone]))
 
 
+@pytest.mark.parametrize(
+    ("leave", "said"),
+    [
+        ("exit()", "SystemExit: None"),
+        ("sys.exit()", "SystemExit"),
+        ("quit(0)", "SystemExit: 0"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("return None", "it returned NoneType"),
+        ("return {}", "it returned NoneType"),
+        ("return self.out(x).flatten(1)", "it returned (2, 256)"),
+    ],
+)
+def test_however_a_layer_leaves_it_is_one_line_and_status_2(
+    leave: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["import sys", "from torch import nn", "class L(nn.Module):", " def __init__(self, dim):"]
+    lines += ["  super().__init__()", "  self.out = nn.Linear(dim, dim)", " def forward(self, x):", f"  {leave}"]
+    (tmp_path / "leaving.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "leaving", raising=False)
+    with pytest.raises(SystemExit) as stop:
+        run_command(lambda: mad.main([*COMMAND, "--mixer", "leaving:L", "--out", str(tmp_path / "out")]), "interrupted")
+    error = capsys.readouterr().err
+    assert (stop.value.code, error.count("\n"), error[:7]) == (2, 1, "error: ")
+    assert said in error
+
+
 def test_a_layer_that_keeps_tensors_from_run_to_run_is_refused(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +310,9 @@ def test_buffers_frozen_expanded_and_marked_parameters_train_as_each_run_alone_w
     (diagnosis,) = tmp_path.glob("studies/*/diagnosis.json")
     found = records.load(tmp_path)
     assert json.loads(diagnosis.read_text())["accuracy"]["token"] in found["test.token_accuracy"].tolist()
-    assert set(found["parameters"]) == {costs(adapt(Random), adapt(Random).Config(), Shape(width=16, mlp_width=32)).parameters}
+    assert set(found["parameters"]) == {
+        costs(adapt(Random), adapt(Random).Config(), Shape(width=16, mlp_width=32)).parameters
+    }
 
     (experiment,) = planned(command)[1]
     runs = [Run(lr=0.1, weight_decay=0.5, seed=seed) for seed in (0, 1)]
