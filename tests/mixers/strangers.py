@@ -156,6 +156,49 @@ class Configured(OwnName):
         self.settings = (config, layer_idx)
 
 
+class Config:
+    """A configuration object with arguments by keyword."""
+
+    def __init__(self, **values: int) -> None:
+        vars(self).update(values)
+
+
+class Mixer(OwnName):
+    """It takes a configuration object without saying its type."""
+
+    def __init__(self, config) -> None:
+        super().__init__(config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).cumsum(1)
+
+
+class Rotary(nn.Module):
+    """Angles of positions, from frozen frequencies."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.frequencies = nn.Parameter(10_000.0 ** -torch.linspace(0, 1, width // 2), requires_grad=False)
+
+    def forward(self, length: int) -> Tensor:
+        return torch.arange(length, device=self.frequencies.device)[:, None] * self.frequencies
+
+
+class Attention(nn.Module):
+    """Attention that is called with its inputs, angles of positions, and a mask."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, angles: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        turned = [torch.cat([y[..., ::2] * angles.cos(), y[..., 1::2] * angles.sin()], -1) for y in (q, k)]
+        scores = (turned[0] @ turned[1].mT).masked_fill(~mask, -torch.inf)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
 class Wrapping(OwnName):
     """It returns its output in a collection."""
 
@@ -208,7 +251,7 @@ class SaysWhole(PreNorm):
     whole_layer = True
 
 
-class Attention(nn.Module):
+class OfPyTorch(nn.Module):
     """PyTorch's attention, which is no whole layer."""
 
     def __init__(self, embed_dim: int, num_heads: int = 2) -> None:

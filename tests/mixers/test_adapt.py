@@ -71,7 +71,7 @@ def test_a_complex_parameter_is_trained_as_two_real_ones() -> None:
 
 @pytest.mark.parametrize(
     ("name", "whole"),
-    [("PostNorm", True), ("PreNorm", True), ("GatedToy", False), ("Attention", False), ("Expanding", False)],
+    [("PostNorm", True), ("PreNorm", True), ("GatedToy", False), ("OfPyTorch", False), ("Expanding", False)],
 )
 def test_a_whole_layer_is_noticed_and_used_as_it_is(name: str, whole: bool) -> None:
     x, layer = torch.randn(1, 8, 16), build(f"{NAME}:{name}", width=16)

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mixers import MIXERS
 from mixers.adapt import adapt
-from mixers.base import ContractError, Shape
+from mixers.base import ContractError, Shape, log_once
 from mixers.contract import check_held, check_layer
 from mixers.costs import costs
 from mixers.registry import find_mixer
@@ -31,7 +31,7 @@ from runners.ending import run_command
 from runners.mad import __main__ as mad
 from runners.mad import checks
 from runners.mad.training.ensemble import Ensemble
-from runners.mad.training.protocol import Run
+from runners.mad.training.protocol import Optimizer, Run
 from tests.mixers import strangers
 from tests.runners.mad.commands import planned
 
@@ -373,6 +373,33 @@ def save_example(module: str, folder: Path) -> str:
     assert [name for name, _ in blocks] == [*EXAMPLES, "count_mod"]
     (folder / f"{module}.py").write_text(dict(blocks)[module])
     return f"{module}:{EXAMPLES[module]}"
+
+
+PACKAGES = {"with_config": [], "recurrent": ["torch.func.vmap cannot"], "with_rotary": [], "block": [], "hybrid": []}
+"""Examples of docs/packages.md, with what is said of them."""
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # PyTorch's attention under vmap
+@pytest.mark.parametrize("module", PACKAGES)
+def test_layers_from_packages_train_as_the_documentation_shows(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log_once.cache_clear()
+    examples = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", (ROOT / "docs" / "packages.md").read_text(), re.DOTALL)
+    assert [name for name, _ in examples] == [*PACKAGES]
+    (tmp_path / f"{module}.py").write_text(dict(examples)[module])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "package", strangers)
+    lines: list[str] = []
+    name = f"{module}:{module.title().replace('_', '')}"
+    (experiment,) = checks.check(planned([*COMMAND, "--mixer", name])[1], 6, CPU, lines.append)
+    assert [part in line for part, line in zip(PACKAGES[module], lines, strict=True)] == [True] * len(lines)
+    assert caplog.messages == []
+
+    ensemble = Ensemble(experiment.build, [Run(lr=1e-2, weight_decay=0.1, seed=0)], Optimizer(), 3, CPU)
+    tokens_RBT = torch.from_numpy(experiment.instance.split("train").inputs_ST[None, :8])
+    first, *_, last = [float(ensemble.train_step(tokens_RBT, tokens_RBT)) for _ in range(3)]
+    assert last < first
 
 
 @pytest.mark.parametrize("module", EXAMPLES)
