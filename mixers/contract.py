@@ -286,7 +286,8 @@ def _check_outputs(
 
 def _seeded(layer: Layer, x_BTD: Tensor) -> Tensor:
     """Return outputs for which all random numbers are drawn from PyTorch's generator with seed 0."""
-    with torch.random.fork_rng(), product_autocast(x_BTD.device):
+    devices = [x_BTD.device] if x_BTD.is_cuda else []
+    with torch.random.fork_rng(devices), product_autocast(x_BTD.device):
         torch.manual_seed(0)
         return layer(x_BTD)
 
@@ -400,6 +401,8 @@ def _naming(mixer: str, doing: str) -> Iterator[None]:
             raise ContractError(f"mixer {mixer!r}: {where(error)}{said}{advice}") from error
         if is_path(mixer) and origin(error) is None and not isinstance(error, torch.OutOfMemoryError):
             said = " ".join(str(error).split())
+            if isinstance(error, TypeError) and "required positional" in said:
+                said += "; a layer is called with its inputs alone: write one that gives it the rest (docs/packages.md)"
             raise ContractError(f"mixer {mixer!r}: {type(error).__name__} while it {doing}: {said}") from error
         error.add_note(f"while mixer {mixer!r} {doing}")
         raise

@@ -135,15 +135,28 @@ def test_dtypes_writes_and_modes_that_training_cannot_have_are_refused_in_one_li
     assert message in refused(*COMMAND, "--mixer", "layers_of_others:L")
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            type("L", (nn.Module,), {"__init__": lambda self, dim: nn.Module.__init__(self)}),
+            'missing the required "forward"',
+        ),
+        (
+            strangers.Attention,
+            "arguments: 'angles' and 'mask'; a layer is called with its inputs alone: write one that",
+        ),
+    ],
+)
 def test_a_call_that_fails_outside_of_the_layers_code_is_one_line(
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    kind: type[nn.Module], message: str, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no line of the user's code to name."""
-    forwardless = type("L", (nn.Module,), {"__init__": lambda self, dim: nn.Module.__init__(self)})
-    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=forwardless))
-    error = refused(*COMMAND, "--mixer", "layers_of_others:L")
-    assert "mixer 'layers_of_others:L': NotImplementedError while it was called: " in error
-    assert 'missing the required "forward"' in error
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=kind))
+    options = ["--mixer.heads", "2"] if kind is strangers.Attention else []
+    error = refused(*COMMAND, "--mixer", "layers_of_others:L", *options)
+    assert "mixer 'layers_of_others:L': " in error
+    assert message in error
 
 
 def test_what_the_layer_raises_is_passed_on_with_its_name() -> None:
