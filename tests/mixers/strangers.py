@@ -234,6 +234,19 @@ class PostNorm(nn.TransformerEncoderLayer):
         return super().forward(x, mask, is_causal=True)
 
 
+class Dropping(PostNorm):
+    """A whole layer with dropout, and with a random buffer that no file keeps."""
+
+    whole_layer = True
+
+    def __init__(self, dim: int, dropout: float = 0.1) -> None:
+        super().__init__(dim, dropout)
+        self.register_buffer("gain", torch.rand(dim), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.gain)
+
+
 class PreNorm(OwnName):
     """A mixer with a norm before it and a residual branch, as public code calls a block."""
 
