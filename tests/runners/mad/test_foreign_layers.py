@@ -553,7 +553,7 @@ def test_a_layer_of_bounded_length_trains_and_the_command_goes_on(
     for diagnosis in tmp_path.glob("studies/layers_of_others*/diagnosis.json"):
         diagnosis.unlink()
     monkeypatch.setattr(Bounded, "longest", 0)
-    monkeypatch.setattr(mad, "check", lambda *_: None)
+    monkeypatch.setattr(mad, "check", lambda experiments, *_: experiments)
     mad.main(command)
     text = capsys.readouterr().out
     assert "no diagnosis: KeyError: 'at most [0] positions'" in text
