@@ -10,11 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
+
+Module = TypeVar("Module", bound=nn.Module)
 
 State = dict[str, Tensor]
 
@@ -194,8 +197,31 @@ class Layer(nn.Module, ABC):
 def decayed(model: nn.Module) -> list[bool]:
     """Return for each parameter of a model, in order, whether weight decay applies to it.
 
-    It applies to matrices and embeddings, except parameters named in the layers' ``undecayed``; not to vectors.
+    It applies to matrices and embeddings, except parameters named in the layers' ``undecayed`` or marked
+    ``parameter._no_weight_decay = True``, as public code of Mamba marks them; not to vectors.
     """
     layers = [module for module in model.modules() if isinstance(module, Layer)]
     left_out = {p for layer in layers for name, p in layer.named_parameters() if name.startswith(layer.undecayed)}
+    left_out |= {p for p in model.parameters() if getattr(p, "_no_weight_decay", False)}
     return [p.ndim > 1 and p not in left_out for p in model.parameters()]
+
+
+def settled(module: Module) -> Module:
+    """Let the parameters of a module be what is trained, and return it.
+
+    Frozen parameters, as public packages keep rotary tables, become buffers. A parameter whose numbers share memory,
+    with each other (``expand``) or with another parameter, gets memory of its own.
+    """
+    for part in module.modules():
+        for name, parameter in [*part.named_parameters(recurse=False, remove_duplicate=False)]:
+            if not parameter.requires_grad:
+                delattr(part, name)
+                part.register_buffer(name, parameter.detach())
+
+    seen: set[int] = set()
+    for parameter in module.parameters():
+        storage = parameter.untyped_storage()
+        if storage.nbytes() < parameter.nbytes or storage.data_ptr() in seen:
+            parameter.data = parameter.detach().clone(memory_format=torch.contiguous_format)
+        seen.add(storage.data_ptr())
+    return module

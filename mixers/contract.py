@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mixers.base import ContractError, Layer, log_once
+from mixers.adapt import AdaptedLayer
+from mixers.base import ContractError, Layer, log_once, settled
 from mixers.named import is_path
 from mixers.ops.numerics import product_autocast, product_precision
-from mixers.origin import origin, where
+from mixers.origin import advice_on_gpus, origin, where
 
 POSITIONS = 32
 SPIKED, TOGETHER = 2**14, 2**11
@@ -28,10 +29,6 @@ FAR = 0.1
 """Relative difference of a step's output that no growth of rounding explains in a layer that can be decoded."""
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2}
 """Change of an output that counts as rounding, relative to the largest output; ten times that for decoding."""
-SHARED = (
-    "depends on the seed, but all runs share one: draw it from a generator of its own, torch.Generator().manual_seed(0)"
-)
-"""What is wrong with a tensor that is no parameter and differs from run to run, and what to do."""
 CLOSED = 1e-2
 """Numbers this small in a parameter hide faults in what they multiply, as in a gate or a map that starts at zero."""
 
@@ -59,13 +56,24 @@ def check_foreign(
     layer, same, other = (_built(build, seed) for seed in (0, 0, 1))
     check_seeded(mixer, layer, same)
     check_held(mixer, layer, other if several else layer)
-    return check_layer(mixer, layer, device, positions())
+    unused = check_layer(mixer, layer, device, positions())
+
+    # Ask about a layer within the layer; large inputs may be too much for it.
+    if isinstance(same, AdaptedLayer) and same.config.whole_layer is None:
+        x_BTD = torch.randn(1, positions(), same.shape.width, generator=torch.Generator().manual_seed(0))
+        with suppress(Exception):
+            if same.to(device).eval().seems_whole(x_BTD.to(device)):
+                log_once(
+                    f"mixer {mixer!r} looks like a whole layer, and gets a norm, residual branches and an MLP around "
+                    "it: --mixer.whole-layer True uses it as it is, False keeps them without this line"
+                )
+    return unused
 
 
 def _built(build: Callable[[], Layer], seed: int) -> Layer:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build()
+        return settled(build())
 
 
 def check_seeded(mixer: str, layer: Layer, same: Layer) -> None:
@@ -76,7 +84,7 @@ def check_seeded(mixer: str, layer: Layer, same: Layer) -> None:
     """
     tensors = {**dict(same.named_parameters()), **dict(same.named_buffers())}
     for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
-        if not _equal(tensor, tensors.get(name)):
+        if not equal(tensor, tensors.get(name)):
             raise ContractError(
                 f"mixer {mixer!r}: {name!r} is another one when the layer is built again under the same seed: set all "
                 "of its values, by PyTorch's random numbers if they are random, not NumPy's or Python's"
@@ -84,7 +92,7 @@ def check_seeded(mixer: str, layer: Layer, same: Layer) -> None:
 
 
 def check_held(mixer: str, layer: Layer, other: Layer) -> None:
-    """Compare what two layers hold beside their parameters: all runs share it, and files of models lack it.
+    """Compare what two layers hold beside parameters and buffers: all runs share it, and files of models lack it.
 
     Args:
         mixer: name of the layer in messages.
@@ -92,8 +100,8 @@ def check_held(mixer: str, layer: Layer, other: Layer) -> None:
         other: the same layer, built with another seed.
 
     Raises:
-        ContractError: a module or a parameter is not registered, so that it is not trained; a buffer or another tensor
-            depends on the seed.
+        ContractError: a module or a parameter is not registered, so that it is not trained; a tensor that is no
+            buffer depends on the seed.
     """
     of_other = dict(_unregistered(other))
     for name, held in _unregistered(layer):
@@ -103,13 +111,11 @@ def check_held(mixer: str, layer: Layer, other: Layer) -> None:
                 f"mixer {mixer!r}: {name} is not trained, because PyTorch does not know it: let self.name be a "
                 f"torch.nn.{kind}, or a torch.nn.{kind}List or {kind}Dict in place of a list or dict"
             )
-        if not _equal(held, of_other.get(name)):
-            raise ContractError(f"mixer {mixer!r}: {name} {SHARED}, and keep it by self.register_buffer")
-
-    buffers = dict(other.named_buffers())
-    for name, buffer in layer.named_buffers():
-        if not _equal(buffer, buffers.get(name)):
-            raise ContractError(f"mixer {mixer!r}: buffer {name!r} {SHARED}, and leave no values unset")
+        if not equal(held, of_other.get(name)):
+            raise ContractError(
+                f"mixer {mixer!r}: {name} depends on the seed, but all runs share it: keep it by self.register_buffer, "
+                "of which each run has its own"
+            )
 
 
 def _unregistered(layer: Layer) -> Iterator[tuple[str, Tensor | nn.Module]]:
@@ -142,7 +148,7 @@ def _items(name: str, value: Any) -> Iterator[tuple[str, Tensor | nn.Module]]:
             yield from _items(f"{name}[{index}]", item)
 
 
-def _equal(a: Any, b: Any) -> bool:
+def equal(a: Any, b: Any) -> bool:
     """Return whether two tensors are equal, NaN counting as NaN; what is no tensor differs."""
     if not (isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape):
         return False
@@ -176,9 +182,9 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
     Raises:
         ContractError: outputs or gradients are not finite, outputs have another shape or dtype than inputs, differ from
             call to call, or depend on later positions, on other sequences or their number, or on the module's mode;
-            ``step`` gives other outputs, or a state that is not a dict of tensors; a parameter is frozen or not
-            float32; the layer cannot be called, or writes into its inputs or buffers. Errors in the layer's own code
-            are raised again with a note that names the mixer.
+            ``step`` gives other outputs, or a state that is not a dict of tensors; a parameter is not float32; the
+            layer cannot be called, or writes into its inputs or buffers. Errors in the layer's own code are raised
+            again with a note that names the mixer.
     """
     for name, parameter in layer.named_parameters():
         if parameter.dtype != torch.float32:
@@ -186,11 +192,6 @@ def check_layer(mixer: str, layer: Layer, device: torch.device, positions: int =
                 f"mixer {mixer!r}: parameter {name!r} is {parameter.dtype}, but parameters are torch.float32: "
                 f"{_in_place_of(parameter)}"
             )
-    if frozen := [name for name, parameter in layer.named_parameters() if not parameter.requires_grad]:
-        raise ContractError(
-            f"mixer {mixer!r}: parameter {frozen[0]!r} does not require a gradient, but all parameters are trained: "
-            "make it a buffer"
-        )
 
     draw, layer = torch.Generator().manual_seed(0), layer.to(device)
     _check_outputs(mixer, layer, device, positions, draw, finite=True)
@@ -229,8 +230,9 @@ def _check_outputs(
         layer(x_BTD)  # may fill a table in a buffer
         buffers = {name: (buffer, buffer.clone()) for name, buffer in layer.named_buffers()}
         z_BTD, again_BTD, beside_BTD = layer(x_BTD), layer(x_BTD), layer(other_BTD)
+        training = layer.training
         alone_BTD, evaluated_BTD = layer(x_BTD[:1].clone()), layer.eval()(x_BTD)
-        layer.train()
+        layer.train(training)
 
     # Shape and dtype.
     low = getattr(torch, product_precision(device))
@@ -248,26 +250,30 @@ def _check_outputs(
             f"{int((~finite_T).nonzero()[0])} of {len(finite_T)}"
         )
 
-    # Calls with the same inputs.
-    if _differ(z_BTD, again_BTD):
+    # Calls with the same inputs. A layer that draws random numbers in training alone is checked in evaluation mode.
+    if differ(z_BTD, again_BTD):
+        if training and not differ(_seeded(layer, x_BTD), _seeded(layer, x_BTD)):
+            layer.eval()
+            _check_outputs(mixer, layer, device, positions, draw, finite)
+            return
         raise ContractError(
-            f"mixer {mixer!r}: the same inputs give other outputs when it is called again: draw no random numbers, "
-            "as dropout does, and keep nothing from call to call"
+            f"mixer {mixer!r}: the same inputs give other outputs when it is called again: draw random numbers in "
+            "training mode alone, as nn.Dropout does, and keep nothing from call to call"
         )
-    if finite_T.all() and _differ(z_BTD, evaluated_BTD):
+    if finite_T.all() and differ(z_BTD, evaluated_BTD):
         raise ContractError(
             f"mixer {mixer!r}: outputs differ between training and evaluation mode: let nothing depend on self.training"
         )
-    if changed := [name for name, (buffer, before) in buffers.items() if not _equal(buffer, before)]:
+    if changed := [name for name, (buffer, before) in buffers.items() if not equal(buffer, before)]:
         raise ContractError(
             f"mixer {mixer!r}: a call changes its buffer {changed[0]!r}, which all runs share: keep nothing from call "
             "to call"
         )
 
     # Other sequences. Products of another size round otherwise, which grows along the sequence in a chaotic layer.
-    if _differ(z_BTD[1], beside_BTD[1]):
+    if differ(z_BTD[1], beside_BTD[1]):
         raise ContractError(f"mixer {mixer!r}: outputs of a sequence change with the inputs of another one")
-    if _differ(z_BTD[:1, :FIRST], alone_BTD[:, :FIRST], times=10):
+    if differ(z_BTD[:1, :FIRST], alone_BTD[:, :FIRST], times=10):
         raise ContractError(
             f"mixer {mixer!r}: outputs of a sequence change when the layer is called with it alone: let nothing depend "
             "on the number of sequences"
@@ -278,7 +284,15 @@ def _check_outputs(
         _check_steps(mixer, layer, x_BTD[:, :STEPS], z_BTD)
 
 
-def _differ(a: Tensor, b: Tensor, times: float = 1.0) -> bool:
+def _seeded(layer: Layer, x_BTD: Tensor) -> Tensor:
+    """Return outputs for which all random numbers are drawn from PyTorch's generator with seed 0."""
+    devices = [x_BTD.device] if x_BTD.is_cuda else []
+    with torch.random.fork_rng(devices), product_autocast(x_BTD.device):
+        torch.manual_seed(0)
+        return layer(x_BTD)
+
+
+def differ(a: Tensor, b: Tensor, times: float = 1.0) -> bool:
     """Return whether outputs differ by more than rounding, or are finite in ``a`` alone.
 
     ``times`` is a factor of the tolerance.
@@ -310,7 +324,7 @@ def _check_causal(mixer: str, layer: Layer, x_TD: Tensor) -> None:
                 changed_TD[position] = 0
                 changed_TD[position, position % width] = width**0.5
             for z_TD, changed_TD, position in zip(plain_BTD, layer(changed_BTD), at.tolist(), strict=False):
-                if _differ(z_TD[:position], changed_TD[:position]):
+                if differ(z_TD[:position], changed_TD[:position]):
                     raise ContractError(
                         f"mixer {mixer!r} is not causal: outputs at positions before {position} change with the input "
                         "there"
@@ -333,7 +347,7 @@ def _check_steps(mixer: str, layer: Layer, x_BTD: Tensor, z_BTD: Tensor) -> None
 
             # Rounding grows in a chaotic layer, and leaps in one that rounds numbers.
             far = (z_BTD[:, t] - z_BD).norm() > FAR * z_BTD[:, t].norm()
-            if far or (t < FIRST and _differ(z_BTD[:, t], z_BD, times=10)) or not z_BD.isfinite().all():
+            if far or (t < FIRST and differ(z_BTD[:, t], z_BD, times=10)) or not z_BD.isfinite().all():
                 raise ContractError(
                     f"mixer {mixer!r}: step gives another output at position {t} than forward; a layer without a step "
                     "form defines neither init_state nor step"
@@ -357,7 +371,7 @@ def _unused(mixer: str, layer: Layer, x_BTD: Tensor) -> list[str]:
                 plain_BTD = layer(x_BTD)
         _, *gradients = torch.autograd.grad(z_BTD.sum() + anchor, [anchor, *parameters], allow_unused=True)
 
-    if _differ(plain_BTD, z_BTD.detach(), times=10):
+    if differ(plain_BTD, z_BTD.detach(), times=10):
         raise ContractError(f"mixer {mixer!r}: outputs differ when gradients are computed: let nothing depend on that")
     found = dict(zip(names, gradients, strict=True))
     if bad := [name for name, gradient in found.items() if gradient is not None and not gradient.isfinite().all()]:
@@ -382,8 +396,13 @@ def _naming(mixer: str, doing: str) -> Iterator[None]:
                 f"mixer {mixer!r}: {where(error)}it writes into its inputs, or into a view of them: make new tensors, "
                 "x = x + 1 in place of x += 1"
             ) from error
+        if is_path(mixer) and (advice := advice_on_gpus(error)):
+            said = " ".join(str(error).split())
+            raise ContractError(f"mixer {mixer!r}: {where(error)}{said}{advice}") from error
         if is_path(mixer) and origin(error) is None and not isinstance(error, torch.OutOfMemoryError):
             said = " ".join(str(error).split())
+            if isinstance(error, TypeError) and "required positional" in said:
+                said += "; a layer is called with its inputs alone: write one that gives it the rest (docs/packages.md)"
             raise ContractError(f"mixer {mixer!r}: {type(error).__name__} while it {doing}: {said}") from error
         error.add_note(f"while mixer {mixer!r} {doing}")
         raise

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mixers.base import Layer, Shape, State, log_once
+from mixers.base import Layer, Shape, State, log_once, settled
 from mixers.registry import building
 
 LENGTHS = (128, 1024)
@@ -191,7 +191,7 @@ def flops_at_first(layer: Layer) -> int:
 def build_frozen(layer_class: type[Layer], config: Any, shape: Shape) -> Layer:
     """Build a frozen layer for counting; the global random state is restored."""
     with torch.random.fork_rng(devices=[]):
-        return layer_class(layer_class.plain_config(config), shape).requires_grad_(False)
+        return settled(layer_class(layer_class.plain_config(config), shape)).requires_grad_(False)
 
 
 def attempt(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mixers.base import Layer, Shape, State
+from mixers.base import Layer, Shape, State, settled
 from mixers.deep import DeepLayer
 from mixers.parts import Embedding, RMSNorm, linear, sinusoids
 
@@ -70,14 +70,19 @@ class Backbone(nn.Module, ABC):
     """Token embedding, L layers of one class, and a final norm; a subclass computes the logits.
 
     A ``DeepLayer`` contains all L layers in one module.
+
+    Attributes:
+        one_by_one: compute the runs that are trained together one after another, not by ``torch.func.vmap``.
     """
+
+    one_by_one = False
 
     def __init__(self, layer: type[Layer], config: Any, shape: Shape, vocab_size: int) -> None:
         super().__init__()
         self.embedding = Embedding(vocab_size, shape.width)
 
         count = 1 if issubclass(layer, DeepLayer) else shape.layers
-        self.layers = Stack(layer(config, shape) for _ in range(count))
+        self.layers = Stack(settled(layer(config, shape)) for _ in range(count))
 
         self.norm = RMSNorm(shape.width)
 

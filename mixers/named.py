@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mixers.origin import where
+from mixers.origin import advice_on_gpus, where
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,9 @@ def find_class(name: str, kind: Kind, registered: Collection[str]) -> Any:
     try:
         found = getattr(importlib.import_module(module), class_name)
     except (Exception, SystemExit) as error:  # importing runs a user's code, which may raise anything
-        said = f"{where(error)}{type(error).__name__}: {error}{_import_advice(name, kind, error)}"
+        said = (
+            f"{where(error)}{type(error).__name__}: {error}{_import_advice(name, kind, error)}{advice_on_gpus(error)}"
+        )
         raise ValueError(f"cannot import {kind.option} {name!r}: {said}") from error
 
     if not (inspect.isclass(found) and issubclass(found, kind.base)):
@@ -117,9 +119,12 @@ def _import_advice(name: str, kind: Kind, error: BaseException) -> str:
         return f"; give its package, too: package.{name}, from the folder that holds the package"
     if isinstance(error, AttributeError) and (found := sys.modules.get(module)) is not None and error.obj is found:
         own = [name for name, value in vars(found).items() if _is_defined_there(value, kind, module)]
-        return f"; its {kind.noun}s are {', '.join(own)}" if own else f"; it defines no {kind.path}"
+        return f"; its {kind.noun}s are {', '.join(own)}" if own else f"; it has no {kind.path}: name another module"
     return ""
 
 
 def _is_defined_there(value: object, kind: Kind, module: str) -> bool:
-    return inspect.isclass(value) and issubclass(value, kind.base) and value.__module__ == module
+    """Return whether a value is a class of this kind that a module defines, or exports from its package."""
+    if not (inspect.isclass(value) and issubclass(value, kind.base)):
+        return False
+    return value.__module__.partition(".")[0] == module.partition(".")[0]

@@ -26,7 +26,7 @@ def override(config_class: type, values: Mapping[str, Any]) -> Any:
 def converted(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values for fields of ``config_class`` as a command line would give them, such as 1.0 in place of 1.
 
-    Scalars of NumPy become Python's.
+    Scalars of NumPy become Python's, and a list, as a file of JSON has it, becomes a tuple where one belongs.
 
     Raises:
         ValueError: a value is of another type than its field; a call in Python may give any.
@@ -35,7 +35,7 @@ def converted(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         plain = value.item() if isinstance(value, np.generic) else value
         try:
-            found[name] = _adapter(hints[name]).validate_python(plain, strict=True)
+            found[name] = _adapter(hints[name]).validate_python(plain, strict=not isinstance(plain, list))
         except ValidationError as error:
             wrong = error.errors()[0]
             raise ValueError(f"{name}: {wrong['msg']}, not {wrong['input']!r}") from error

@@ -1,5 +1,6 @@
 """The place in a user's code where an error arose."""
 
+import dis
 import sysconfig
 import traceback
 from functools import cache
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 ROOT = Path(__file__).parents[1]
 LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 OWN = tuple(f"{ROOT / package}/" for package in ("mixers", "tasks", "runners"))
+NEEDS_GPU = ("active drivers", "NVIDIA driver", "not compiled with CUDA", "cpu tensor?")
+"""Parts of what Triton and PyTorch say where kernels find no GPU."""
 
 
 def is_library(file: str) -> bool:
@@ -47,9 +50,24 @@ def origin(error: BaseException) -> str | None:
 
 
 def is_raised_by_user(error: BaseException) -> bool:
-    """Return whether a line of a user's code has raised an error itself, as ``sys.exit()`` does."""
-    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
-    return _is_users(frame)
+    """Return whether an error that ends programs comes from a user's code, or a library's that a user has named.
+
+    Ctrl-C raises a KeyboardInterrupt in whatever code runs, but not by a statement of it.
+    """
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or origin(error) is None:
+        return False
+    raises = last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    own = last.tb_frame.f_code.co_filename.startswith(OWN)
+    return not own and (raises or not isinstance(error, KeyboardInterrupt))
+
+
+def advice_on_gpus(error: BaseException) -> str:
+    """Return what to do where kernels miss a GPU, as the end of a message; empty for other errors."""
+    missing = any(sign in str(error) for sign in NEEDS_GPU)
+    return "; its kernels need a GPU: train it on one, or choose its plain form if it has one" if missing else ""
 
 
 def where(error: BaseException) -> str:

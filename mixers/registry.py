@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from mixers.adapt import adapt
-from mixers.base import Layer, Shape
+from mixers.base import Layer, Shape, settled
 from mixers.deltanet import DeltaNet, GatedDeltaNet
 from mixers.feedback_transformer import FeedbackTransformer
 from mixers.gla import GatedLinearAttention
@@ -21,7 +21,7 @@ from mixers.mamba import Mamba
 from mixers.mamba2 import Mamba2
 from mixers.named import Kind, find_class, name_of
 from mixers.options import override
-from mixers.origin import where
+from mixers.origin import advice_on_gpus, where
 from mixers.retnet import RetNet
 from mixers.rmt import RecurrentMemoryTransformer
 from mixers.rt.layer import RecurrentTransformer
@@ -128,7 +128,7 @@ def build(
 
     shape = Shape(width=width, mlp_width=4 * width if mlp_width is None else mlp_width, layers=layers)
     with building(name):
-        return layer_class(override(layer_class.Config, options), shape)
+        return settled(layer_class(override(layer_class.Config, options), shape))
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def building(mixer: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, RuntimeError) as error:
-        raise ValueError(f"cannot build mixer {mixer!r}: {where(error)}{error}") from error
+        raise ValueError(f"cannot build mixer {mixer!r}: {where(error)}{error}{advice_on_gpus(error)}") from error
     except Exception as error:
         error.add_note(f"while mixer {mixer!r} was built")
         raise
@@ -162,7 +162,8 @@ def variant_label(mixer: str, settings: Mapping[str, Any], layers: int, short_co
     words = [mixer]
     for name, value in settings.items():
         word = name.replace("_", "-")
-        number = f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+        is_short = isinstance(value, float) and float(f"{value:g}") == value
+        number = f"{value:g}" if is_short else str(value).strip("()").replace(", ", "-")
         words.append((word if value else f"no-{word}") if isinstance(value, bool) else f"{word}-{number}")
     if layers > 1:
         words.append(f"{layers}-layers")

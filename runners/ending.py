@@ -49,7 +49,11 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
         finally:
             sys.stdout.flush()
 
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        from mixers.origin import is_raised_by_user  # imports PyTorch, as most programs have done by now
+
+        if is_raised_by_user(error):
+            fail(_unexpected(error))
         print(interrupted, file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
 
@@ -63,7 +67,7 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
         raise SystemExit(1) from None
 
     except (Exception, SystemExit) as error:
-        from mixers.origin import is_raised_by_user, origin  # imports PyTorch, as most programs have done by now
+        from mixers.origin import is_raised_by_user, origin
         from runners.device import lacks_memory
 
         # The project ends programs, too; a layer that does so would end them with status 0 and no word.

@@ -101,7 +101,8 @@ class Loop:
             for step in range(len(self.rows), config.steps):
                 started = time.perf_counter()
 
-                # This process's share of the batch.
+                # This process's share of the batch, and what a layer draws in training, as for dropout.
+                torch.manual_seed(((config.seed * world.size + world.rank) * 2**32 + step) % 2**63)
                 tokens_BT = torch.from_numpy(self.windows.batch(step, config.batch_size, world.rank, world.size))
                 lr = learning_rate(config, step)
                 for group in stepper.optimizer.param_groups:

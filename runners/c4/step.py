@@ -1,6 +1,7 @@
 """An optimizer step of pretraining, which ``runners.c4.loop`` repeats and ``runners.bench`` times."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +46,9 @@ class ModelStepper:
         self.model = model
         self.clip = config.clip
         self.micro = config.sequences_at_once(world.size)
+        decays = decayed(model)  # marks on parameters are lost where these are sharded
         self.objective = distribute(Objective(model), model, (self.micro, config.seq_len), world, config.parallel)
-        self.optimizer = build_optimizer(model, config)
+        self.optimizer = build_optimizer(model, config, decays)
         self._autocast = product_autocast(world.device)
 
     def keep_gradients(self) -> None:
@@ -84,9 +86,9 @@ class ModelStepper:
         return loss, gathered(norm)
 
 
-def build_optimizer(model: nn.Module, config: Config) -> torch.optim.AdamW:
-    """Return AdamW, with weight decay for the parameters that ``mixers.base.decayed`` selects."""
-    pairs = list(zip(model.parameters(), decayed(model), strict=True))
+def build_optimizer(model: nn.Module, config: Config, decays: Sequence[bool]) -> torch.optim.AdamW:
+    """Return AdamW, with weight decay for the parameters that ``decays`` names, in order."""
+    pairs = list(zip(model.parameters(), decays, strict=True))
     matrices = [p for p, decays in pairs if decays]
     others = [p for p, decays in pairs if not decays]
 

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_layers(choose_layers(options, mixer_options, say), console)
             return
         experiments = plan(options, mixer_options, task_options, say)
-        reference = prepare(experiments, options)
+        experiments, reference = prepare(experiments, options, say)
         if options.dry_run:
             from runners.mad.preview import print_plan
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from torch import nn
 
 from mixers import MIXERS
@@ -120,8 +119,7 @@ class Study:
         files = runs_of_choice(self.table)["file"]
         if files.empty:
             raise ValueError(f"{self.experiment.name}: every point diverged, so there is no model")
-        with torch.random.fork_rng(devices=[]):
-            return kept_model(self.experiment, files.iloc[0].parent).eval()
+        return kept_model(self.experiment, files.iloc[0].parent)
 
     @property
     def data(self) -> dict[str, Batch]:
@@ -176,6 +174,7 @@ def study(
     find_mixer(named["mixer"])  # its message on a class or a module is the better one
     parsed = from_keywords(defaults(preset, **options), "study", named)
     experiments = plan(parsed, dict(mixer_options or {}), dict(task_options or {}))
-    reference = prepare(experiments, parsed)
-    own, _ = train_and_rank(experiments, parsed, reference, open_console(quiet=quiet), diagnosed=False)
+    console = open_console(quiet=quiet)
+    experiments, reference = prepare(experiments, parsed, console.print)
+    own, _ = train_and_rank(experiments, parsed, reference, console, diagnosed=False)
     return Study(experiment=experiments[0], table=own, out=parsed.out.resolve(), reference=reference)

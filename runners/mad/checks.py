@@ -1,20 +1,21 @@
 """What is checked before the first training, which may take hours: memory, a user's task, and layers as trained."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
-from mixers.base import Layer
-from mixers.contract import POSITIONS, check_foreign, warn_unused
+from mixers.base import ContractError, Layer
+from mixers.contract import POSITIONS, check_foreign, differ, warn_unused
 from mixers.costs import count_parameters, parameters_of_one_and_two
 from mixers.models import LanguageModel
 from mixers.named import is_path
 from mixers.origin import where
 from mixers.registry import building
-from mixers.vmap_errors import explaining_vmap
 from runners.device import require_memory
-from runners.mad.experiment import Experiment
+from runners.mad.experiment import Experiment, Say
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Run
 from tasks.base import BLOCK
@@ -28,13 +29,19 @@ POSITIONS_ON_A_CPU = 2**15
 """Positions of a step beyond which more runs at once save little time on a CPU, but need more memory."""
 
 
-def check(experiments: Sequence[Experiment], together: int, device: torch.device) -> None:
+def check(
+    experiments: Sequence[Experiment], together: int, device: torch.device, say: Say = lambda line: None
+) -> list[Experiment]:
     """Check experiments in the order in which faults cost least: memory, then tasks, then layers.
 
     Args:
         experiments: what will be trained.
         together: largest number of runs that are trained at the same time.
         device: where they will be trained.
+        say: prints a line for each layer that ``torch.func.vmap`` cannot compute.
+
+    Returns:
+        The experiments; those whose layer vmap cannot compute have ``one_by_one`` set.
 
     Raises:
         ValueError: an experiment does not fit into memory, a user's task breaks a rule, or a layer cannot be built.
@@ -52,8 +59,10 @@ def check(experiments: Sequence[Experiment], together: int, device: torch.device
 
     # Warnings about parameters follow once all layers have passed.
     unused = [(experiment.mixer, check_layer(experiment, device)) for experiment in experiments]
+    ready = [as_in_training(experiment, device, say) for experiment in experiments]
     for mixer, names in unused:
         warn_unused(mixer, names)
+    return ready
 
 
 def runs_at_once(experiment: Experiment, together: int, device: torch.device) -> int:
@@ -129,30 +138,64 @@ def check_layer(experiment: Experiment, device: torch.device) -> list[str]:
             pass
         else:
             check_foreign(mixer, build, device, lambda: longest)
-
-    call_as_in_training(experiment, device, length if foreign else min(POSITIONS, length))
     return unused
 
 
-def call_as_in_training(experiment: Experiment, device: torch.device, positions: int) -> None:
-    """Call a model on one sequence for two runs at once, as training does for all runs.
+def as_in_training(experiment: Experiment, device: torch.device, say: Say) -> Experiment:
+    """Call a model as training does, and return the experiment, one by one if its layer cannot be computed otherwise.
 
-    For a layer from outside this includes the backward pass, which may fail for several runs even if it works for one.
+    Args:
+        experiment: what will be trained.
+        device: where it will be trained.
+        say: prints a line if the runs are computed one after another.
 
     Raises:
-        ContractError: the layer cannot be computed for several runs at once.
+        ContractError: the layer keeps something from run to run.
         Exception: errors of the layer's own code, with a note that names the mixer.
     """
-    foreign = is_path(experiment.mixer)
-    two = [Run(lr=1.0, weight_decay=0.0, seed=seed) for seed in range(2)]
-    ensemble = Ensemble(experiment.build, two, experiment.protocol.optimizer, 1, device)
+    mixer, foreign, reason = experiment.mixer, is_path(experiment.mixer), None
     try:
-        with torch.set_grad_enabled(foreign), explaining_vmap(ensemble.model):
-            params_RP = ensemble.params_RP.requires_grad_(foreign)
-            tokens_RBT = torch.zeros(2, 1, positions, dtype=torch.int64, device=device)
-            logits_RBTV = ensemble.logits(params_RP, tokens_RBT)
-            if foreign:
-                torch.autograd.grad(logits_RBTV.sum(), params_RP)
+        if not experiment.one_by_one:
+            call_two_runs(experiment, device)
+            return experiment
+    except Exception as error:  # vmap may fail in any way, and so may a user's layer
+        if not foreign or isinstance(error, torch.OutOfMemoryError):
+            error.add_note(f"while mixer {mixer!r} was called for all runs at once, as in training")
+            raise
+        said = re.split(r"\. |; | \(see |,? [Pp]lease ", " ".join(str(error).split()))[0].rstrip(".")
+        reason = f"{where(error)}{said}"
+
+    # One after another, run 1 must be what it is alone.
+    experiment = replace(experiment, one_by_one=True)
+    try:
+        together_BTV, alone_BTV = call_two_runs(experiment, device)[-1], call_two_runs(experiment, device, first=1)[-1]
     except Exception as error:
-        error.add_note(f"while mixer {experiment.mixer!r} was called for all runs at once, as in training")
+        error.add_note(f"while mixer {mixer!r} was called for one run after another, as in training")
         raise
+    if foreign and differ(together_BTV, alone_BTV, times=10):
+        raise ContractError(
+            f"mixer {mixer!r}: outputs of a run change when another run is computed before it: keep no tensor that "
+            "depends on inputs or parameters from call to call"
+        )
+    if reason is not None:
+        say(
+            f"{mixer}: runs are trained one after another, which is slower; torch.func.vmap cannot compute it: {reason}"
+        )
+    return experiment
+
+
+def call_two_runs(experiment: Experiment, device: torch.device, first: int = 0) -> Tensor:
+    """Call a model on one sequence for the runs with seeds ``first`` to 1, and return their logits (R, B, T, V).
+
+    For a layer from outside this includes the backward pass, which may fail for several runs even if it works for one,
+    and the length of the training sequences.
+    """
+    foreign, length = is_path(experiment.mixer), experiment.instance.split("validation").inputs_ST.shape[1]
+    runs = [Run(lr=1.0, weight_decay=0.0, seed=seed) for seed in range(first, 2)]
+    ensemble = Ensemble(experiment.build, runs, experiment.protocol.optimizer, 1, device)
+    positions = length if foreign else min(POSITIONS, length)
+    tokens_RBT = torch.zeros(len(runs), 1, positions, dtype=torch.int64, device=device)
+    if foreign:
+        ensemble.gradient(ensemble.params_RP, tokens_RBT, tokens_RBT)
+    with torch.no_grad():
+        return ensemble.logits(ensemble.params_RP, tokens_RBT)

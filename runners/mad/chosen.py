@@ -144,15 +144,20 @@ def kept_parameters(folder: Path, shapes: Mapping[str, torch.Size]) -> dict[str,
 
 
 def kept_model(experiment: Experiment, folder: Path) -> Backbone:
-    """Return the model of a finished run with the parameters that its best evaluation kept, on the CPU.
+    """Return the model of a finished run with the parameters that its best evaluation kept, in evaluation mode.
+
+    It lies on the CPU. Its buffers are those that the run's seed draws.
 
     Raises:
         DamagedFileError: as ``kept_parameters``.
     """
-    model = experiment.build()
+    record = read(folder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0 if record is None else record.seed)
+        model = experiment.build()
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     model.load_state_dict(kept_parameters(folder, shapes), strict=False)  # without buffers
-    return model
+    return model.eval()
 
 
 def runs_of_choice(table: pd.DataFrame) -> pd.DataFrame:

@@ -88,6 +88,7 @@ class Experiment(LayerChoice):
         protocol: length and settings of training.
         precision: dtype of the matrix products.
         preset: name of the preset, for readers; the other settings identify the experiment.
+        one_by_one: compute the runs one after another, which changes no result.
     """
 
     task: str
@@ -96,6 +97,7 @@ class Experiment(LayerChoice):
     protocol: Protocol
     precision: str
     preset: str = "grid"
+    one_by_one: bool = False
 
     @cached_property
     def instance(self) -> Task:
@@ -111,12 +113,14 @@ class Experiment(LayerChoice):
     def build(self) -> Backbone:
         """Build a model whose parameters are drawn from torch's global generator."""
         task = self.instance
-        return BACKBONES[task.backbone](self.layer, self.mixer_config, self.shape, task.vocab_size)
+        model = BACKBONES[task.backbone](self.layer, self.mixer_config, self.shape, task.vocab_size)
+        model.one_by_one = self.one_by_one
+        return model
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over settings and data, and over the text of the modules of a user's layer and task."""
-        left_out = ("difficulty", "preset", *switched_off(self))
+        left_out = ("difficulty", "preset", "one_by_one", *switched_off(self))
         settings = {name: value for name, value in asdict(self).items() if name not in left_out}
         for name in switched_off(self.mixer_config):
             del settings["mixer_config"][name]
@@ -206,6 +210,7 @@ def plan(
                     protocol=options.protocol,
                     precision=precision,
                     preset=preset_name(of_layer),
+                    one_by_one=options.one_by_one,
                 )
                 for layer, of_layer, (difficulty, task_config) in zip(layers, own, of_layers, strict=True)
             ]

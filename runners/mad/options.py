@@ -83,6 +83,8 @@ class Options(Tracking):
         short_convolution: positions that a causal convolution before each layer spans; 0 for none.
         match: choose for every other layer the width that gives it the Transformer's parameters, state or FLOPs; state
             and FLOPs are counted at 128 positions, independent of the task's length.
+        one_by_one: compute runs one after another, as for layers that vmap cannot compute: slower, and equal up to
+            rounding.
         together: runs trained as one ensemble, on a CPU fewer if their steps are long; lower it to share a study among
             processes or to save memory.
         device: auto takes the GPUs if there are any; several share the work.
@@ -115,6 +117,7 @@ class Options(Tracking):
     layers: int = Shape.layers
     short_convolution: int = 0
     match: Figure | None = None
+    one_by_one: bool = False
     together: int = 64
     device: Literal["auto", "cpu", "cuda"] = "auto"
     storage: str | None = None

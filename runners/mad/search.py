@@ -52,7 +52,7 @@ from runners.mad.chosen import (
     saved_step,
 )
 from runners.mad.display import Display
-from runners.mad.experiment import Experiment
+from runners.mad.experiment import Experiment, Say
 from runners.mad.options import BOUNDS, Options
 from runners.mad.points import choose
 from runners.mad.ranking import beside, print_results
@@ -113,18 +113,23 @@ def train_studies(
             yield experiment, table
 
 
-def prepare(experiments: Sequence[Experiment], options: Options) -> pd.DataFrame | None:
-    """Check what can be checked before training; return the records of the reference rows.
+def prepare(
+    experiments: Sequence[Experiment], options: Options, say: Say
+) -> tuple[list[Experiment], pd.DataFrame | None]:
+    """Check what can be checked before training.
+
+    Returns:
+        The experiments as ``runners.mad.checks.check`` returns them, and the records of the reference rows.
 
     Raises:
         ValueError: an option, the login or a layer is invalid.
         ContractError: a layer from outside breaks a rule that the trainer relies on.
     """
     reference = load(options.reference, {experiment.task for experiment in experiments})
-    check(experiments, options.together, find_devices(options.device)[0])
+    checked = check(experiments, options.together, find_devices(options.device)[0], say)
     if not options.dry_run:
         options.log_in()
-    return reference
+    return checked, reference
 
 
 def train_and_rank(

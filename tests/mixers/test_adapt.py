@@ -10,7 +10,7 @@ import torch
 
 from mixers import ContractError, Shape, build, costs, find_mixer
 from mixers.adapt import adapt
-from mixers.base import log_once
+from mixers.base import decayed, log_once
 from tests.mixers import strangers
 
 NAME = "tests.mixers.strangers"
@@ -20,9 +20,12 @@ def defaults(name: str) -> dict[str, tuple[Any, Any]]:
     return {f.name: (f.type, f.default) for f in fields(find_mixer(f"{NAME}:{name}").Config)}
 
 
+LAYER = {"width_argument": (str | None, None), "whole_layer": (bool | None, None)}
+SCALAR = bool | int | float | str
+
+
 def test_arguments_become_options_with_their_types_and_defaults() -> None:
-    width = {"width_argument": (str | None, None)}
-    assert defaults("GatedToy") == width | {
+    assert defaults("GatedToy") == LAYER | {
         "num_heads": (int, 4),
         "use_gate": (bool, True),
         "mode": (str, "chunk"),
@@ -32,7 +35,54 @@ def test_arguments_become_options_with_their_types_and_defaults() -> None:
 
 def test_where_a_type_cannot_be_resolved_that_of_the_default_counts() -> None:
     """One name exists for type checkers alone, so that no annotation of this constructor can be resolved."""
-    assert list(defaults("Plain")) == ["width_argument", "scale", "kind", "untyped"]
+    assert list(defaults("Plain")) == [*LAYER, "scale", "kind", "untyped"]
+
+
+def test_arguments_without_a_default_and_of_several_types_become_options() -> None:
+    assert defaults("Demanding") == LAYER | {
+        "heads": (int | None, None),
+        "window": (int | tuple[int, ...], 4),
+        "activation": (str | None, None),
+        "untyped": (SCALAR | None, None),
+        "axes": (tuple[int, ...] | None, None),
+    }
+    mixer = build(f"{NAME}:Demanding", width=16, heads=2, window=(1, 2), untyped=0.5).mixer
+    assert mixer.settings == (2, (1, 2), "gelu", 0.5, (3,))
+    assert build(f"{NAME}:Demanding", width=16, heads=2, window=[1, 2], untyped=0.5).config.window == (1, 2)
+
+
+def test_the_fields_of_a_configuration_object_become_options() -> None:
+    assert list(defaults("Configured")) == [*LAYER, "states", "factor", "sizes", "layer_idx"]
+    mixer = build(f"{NAME}:Configured", width=16, states=4, layer_idx=1).mixer
+    assert mixer.settings == (strangers.Settings(d_model=16, states=4), 1)
+
+
+@pytest.mark.parametrize("wrap", ["tuple", "list", "dict"])
+def test_the_first_entry_of_what_a_module_returns_is_its_output(wrap: str) -> None:
+    assert build(f"{NAME}:Wrapping", width=16, wrap=wrap)(torch.randn(2, 5, 16)).shape == (2, 5, 16)
+
+
+def test_a_complex_parameter_is_trained_as_two_real_ones() -> None:
+    layer, x = build(f"{NAME}:Complex", width=16), torch.randn(2, 5, 16)
+    real, imaginary = layer.mixer.parameters()
+    assert (real.dtype, real.shape, decayed(layer.mixer)) == (torch.float32, (16, 16), [False, False])
+    torch.testing.assert_close(layer.mixer(x), (x.cumsum(1).to(torch.complex64) @ torch.complex(real, imaginary)).real)
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [("PostNorm", True), ("PreNorm", True), ("GatedToy", False), ("OfPyTorch", False), ("Expanding", False)],
+)
+def test_a_whole_layer_is_noticed_and_used_as_it_is(name: str, whole: bool) -> None:
+    x, layer = torch.randn(1, 8, 16), build(f"{NAME}:{name}", width=16)
+    assert layer.seems_whole(x) == whole
+    bare = build(f"{NAME}:{name}", width=16, whole_layer=True)
+    torch.testing.assert_close(bare(x), bare.mix(x), rtol=0, atol=0)
+    assert [*dict(bare.named_children())] == ["mixer"]
+
+
+def test_a_class_says_itself_that_it_is_a_whole_layer() -> None:
+    assert [*dict(build(f"{NAME}:SaysWhole", width=16).named_children())] == ["mixer"]
 
 
 def test_the_layer_is_the_standard_one_around_the_module() -> None:
@@ -48,17 +98,23 @@ def test_the_layer_is_the_standard_one_around_the_module() -> None:
         ("OwnName", {}, "no argument of OwnName takes the model width: call it d_model, hidden_size, dim"),
         ("OwnName", {}, "if it takes a configuration object, write a subclass whose __init__ takes the width"),
         ("OwnName", {"width_argument": "sizes"}, "OwnName has no argument 'sizes': choose from size, heads"),
-        ("OwnName", {"width_argument": "heads"}, "argument 'size' of OwnName has no default: give it one"),
+        ("OwnName", {"width_argument": "heads"}, "argument 'size' of OwnName has no default: give --mixer.size"),
         ("TwoNames", {}, "hidden_size and embed_dim of TwoNames may both take the model width: name one of them"),
-        ("NeedsChannels", {}, "argument 'channels' of NeedsChannels has no default: give it one, or name it by"),
+        (
+            "NeedsChannels",
+            {},
+            "'channels' of NeedsChannels has no default: give --mixer.channels, or --mixer.width-arg",
+        ),
         ("NeedsChannels", {"width_argument": "dim"}, "argument 'channels' of NeedsChannels has no default"),
         ("Defaulted", {"width_argument": "size", "size": 32}, "size: it takes the model width: leave it out"),
-        ("Demanding", {}, "argument 'heads' of Demanding has no default: give it one"),
+        ("Demanding", {}, "argument 'heads' of Demanding has no default: give --mixer.heads"),
+        ("Demanding", {"heads": 2}, "argument 'untyped' of Demanding has no default: give --mixer.untyped"),
         (
-            "DemandingOwnName",
-            {"width_argument": "size"},
-            "argument 'heads' of DemandingOwnName has no default: give it one; only the",
+            "Hidden",
+            {},
+            "the constructor of Hidden names no argument for the model width: write a subclass whose __init__",
         ),
+        ("Hidden", {"width_argument": "input_size"}, "the constructor of Hidden names no argument"),
     ],
 )
 def test_a_module_that_cannot_be_built_says_why_in_one_line(name: str, options: dict[str, Any], message: str) -> None:

@@ -407,12 +407,6 @@ def test_a_buffer_that_a_call_changes_is_refused() -> None:
     assert "a call changes its buffer 'calls'" in refusal(layer)
 
 
-def test_frozen_parameters_are_refused() -> None:
-    layer = of_others()
-    layer.mlp.up.weight.requires_grad_(False)
-    assert "parameter 'mlp.up.weight' does not require a gradient" in refusal(layer)
-
-
 def test_parameters_that_get_no_gradient_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
     """A gate that starts closed gets one."""
 

@@ -113,7 +113,9 @@ def test_half_an_import_path_and_two_of_them_are_told_how_to_be_written(name: st
         ("no_such_module:Mine", "modules are found in the current folder, for others set PYTHONPATH"),
         ("alone:Mine", "give its package, too: package.alone:Mine, from the folder that holds the package"),
         ("whole:Mean", "its layers are Mine, Other"),
-        ("empty:Mean", "it defines no torch.nn.Module"),
+        ("exporting:Mean", "its layers are Mine"),
+        ("empty:Mean", "it has no torch.nn.Module: name another module"),
+        ("kernels:Mean", "its kernels need a GPU: train it on one, or choose its plain form if it has one"),
         ("__main__:Mean", "a class of a notebook or a script is known there alone: save your layer in a module"),
     ],
 )
@@ -124,6 +126,10 @@ def test_a_module_that_is_not_found_is_told_how_modules_are_named(
     (tmp_path / "whole.py").write_text(
         "from torch.nn import Linear, Module\nclass Mine(Module): pass\nclass Other(Mine): pass\nclass Config: pass\n"
     )
+    (tmp_path / "exporting").mkdir()
+    (tmp_path / "exporting" / "__init__.py").write_text("from torch.nn import Linear\nfrom .inner import Mine\n")
+    (tmp_path / "exporting" / "inner.py").write_text("from torch.nn import Module\nclass Mine(Module): pass\n")
+    (tmp_path / "kernels.py").write_text("raise RuntimeError('0 active drivers ([]). There should only be one.')\n")
     (tmp_path / "empty.py").write_text("from torch.nn import Linear\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=f"; {re.escape(advice)}$"):

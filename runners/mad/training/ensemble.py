@@ -1,6 +1,7 @@
 """R runs of one shape as one model: stacked parameters, one training step without host synchronisation, evaluation.
 
-Layers are written for one run; ``torch.func`` adds the leading run axis R. All parameters of a run lie in one row of
+Layers are written for one run; ``torch.func`` adds the leading run axis R, or the runs are computed one after another,
+where ``torch.func.vmap`` cannot compute a layer. All parameters of a run lie in one row of
 a matrix (R, P), so that the optimizer, clipping, freezing and checkpoints are a few operations on whole rows.
 """
 
@@ -16,10 +17,10 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from mixers.base import decayed
+from mixers.contract import equal
 from mixers.models import Backbone
 from mixers.ops.numerics import product_autocast
 from mixers.ops.runs import over_runs
-from mixers.vmap_errors import explaining_vmap
 from runners.device import keep_freed_memory
 from runners.mad.training.kernels import kernels_run_on
 from runners.mad.training.optimizer import AdamW
@@ -40,7 +41,8 @@ Step = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 class Ensemble:
     """Models of all runs, as one: their stacked parameters (R, P) and the optimizer that changes them.
 
-    Initial parameters depend on a run's seed alone. They are drawn on the CPU, whatever the device.
+    Initial parameters depend on a run's seed alone. They are drawn on the CPU, whatever the device. So are buffers,
+    which the runs share unless they depend on the seed.
     """
 
     def __init__(
@@ -65,12 +67,17 @@ class Ensemble:
         if device.type == "cpu":
             keep_freed_memory()
 
-        rows = []
+        rows, buffers = [], []
         for run in runs:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(run.seed)
                 model = build()
             rows.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+            buffers.append(dict(model.named_buffers()))
+
+        # Buffers (R, *shape) that differ from run to run.
+        differing = [name for name, y in buffers[0].items() if not all(equal(y, of_run[name]) for of_run in buffers)]
+        self.own = {name: torch.stack([of_run[name] for of_run in buffers]).to(device) for name in differing}
 
         self.model = model.to(device)
         self.gradient: Step = self._gradient
@@ -104,19 +111,22 @@ class Ensemble:
     def logits(self, params_RP: Tensor, tokens: Tensor) -> Tensor:
         """Return the logits (R, B, T, V) of tokens (R, B, T), or of one batch (B, T) that all runs read.
 
-        Raises:
-            ContractError: the layer cannot be computed for all runs at once.
+        If the runs are computed one after another, these are without gradients and in evaluation mode.
         """
+        if self.model.one_by_one:
+            with torch.no_grad(), product_autocast(self.device):
+                parts = tokens if tokens.ndim == 3 else [tokens] * len(self.runs)
+                return torch.stack([self._model_of(r, params_RP).eval()(part) for r, part in enumerate(parts)])
 
-        def logits_of_one_run(params: dict[str, Tensor], tokens_BT: Tensor) -> Tensor:
-            result: Tensor = functional_call(self.model, params, (tokens_BT,))
+        def logits_of_one_run(tensors: dict[str, Tensor], tokens_BT: Tensor) -> Tensor:
+            result: Tensor = functional_call(self.model, tensors, (tokens_BT,))
             return result
 
         # Kernels read gains without gaps: a copy here serves all of them.
-        params = {name: p.contiguous() if p.ndim == 2 else p for name, p in self.named(params_RP).items()}
+        tensors = {name: p.contiguous() if p.ndim == 2 else p for name, p in self.named(params_RP).items()} | self.own
         tokens_axis = 0 if tokens.ndim == 3 else None
-        with explaining_vmap(self.model), product_autocast(self.device):
-            logits: Tensor = vmap(logits_of_one_run, in_dims=(0, tokens_axis))(params, tokens)
+        with product_autocast(self.device):
+            logits: Tensor = vmap(logits_of_one_run, in_dims=(0, tokens_axis))(tensors, tokens)
         return logits
 
     def train_step(self, inputs_RBT: Tensor, targets_RBT: Tensor) -> Tensor:
@@ -128,12 +138,8 @@ class Ensemble:
 
         Returns:
             Losses (R,): means over the targets of each run.
-
-        Raises:
-            ContractError: the layer cannot be computed for all runs at once.
         """
-        with explaining_vmap(self.model):
-            loss_R, gradient_RP = self.gradient(self.params_RP, inputs_RBT, targets_RBT)
+        loss_R, gradient_RP = self.gradient(self.params_RP, inputs_RBT, targets_RBT)
         self.optimizer.update(self.params_RP, gradient_RP, loss_R)
         return loss_R
 
@@ -147,10 +153,40 @@ class Ensemble:
 
     def _gradient(self, params_RP: Tensor, inputs_RBT: Tensor, targets_RBT: Tensor) -> tuple[Tensor, Tensor]:
         """Return losses (R,) and their gradients (R, P)."""
+        if self.model.one_by_one:
+            return self._gradient_in_turn(params_RP, inputs_RBT, targets_RBT)
         params_RP = params_RP.detach().requires_grad_()
         loss_R = mean_cross_entropy(self.logits(params_RP, inputs_RBT), targets_RBT)
         (gradient_RP,) = torch.autograd.grad(loss_R, params_RP, torch.ones_like(loss_R))
         return loss_R.detach(), gradient_RP
+
+    def _gradient_in_turn(self, params_RP: Tensor, inputs_RBT: Tensor, targets_RBT: Tensor) -> tuple[Tensor, Tensor]:
+        """Return losses and gradients as plain PyTorch computes them, of one run after another.
+
+        What a layer draws, as for dropout, depends on the run's seed and the step.
+        """
+        losses, gradients, step = [], [], int(self.optimizer.step)
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            for r, run in enumerate(self.runs):
+                torch.manual_seed(run.seed * 2**32 + step)
+                model = self._model_of(r, params_RP).train()
+                with product_autocast(self.device):
+                    logits_BTV = model(inputs_RBT[r])
+                losses.append(mean_cross_entropy(logits_BTV[None], targets_RBT[r : r + 1]))
+                parts = torch.autograd.grad(
+                    losses[-1], [*model.parameters()], allow_unused=True, materialize_grads=True
+                )
+                gradients.append(torch.cat([part.flatten() for part in parts]))
+        return torch.cat(losses).detach(), torch.stack(gradients)
+
+    @torch.no_grad()
+    def _model_of(self, r: int, params_RP: Tensor) -> Backbone:
+        """Return the model with the parameters and buffers of a run."""
+        for parameter, rows in zip(self.model.parameters(), self.named(params_RP).values(), strict=True):
+            parameter.copy_(rows[r])
+        for name, rows in self.own.items():
+            self.model.get_buffer(name).copy_(rows[r])
+        return self.model
 
 
 def mean_cross_entropy(logits_RBTV: Tensor, targets_RBT: Tensor) -> Tensor:

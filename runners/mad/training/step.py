@@ -55,7 +55,12 @@ class Stepper:
         return taken_R
 
     def capture(self) -> None:
-        """Compile a step and capture it as a CUDA graph; parameters, optimizer and losses are left as they are."""
+        """Compile a step and capture it as a CUDA graph; parameters, optimizer and losses are left as they are.
+
+        Runs that are computed one after another stay as they are: a graph holds no random seed, and no value is read.
+        """
+        if self.ensemble.model.one_by_one:
+            return
         self.ensemble.compile(*self._batches())
 
         touched = [*self.ensemble.rows.values(), self.ensemble.optimizer.step, self.loss_sum_R]

@@ -78,18 +78,20 @@ def test_programs_read_special_tokens_in_texts_as_the_model_was_trained_on_them(
 
 
 class Tied(nn.Module):
-    """A layer with tied parameters."""
+    """A layer with tied parameters, a frozen one, and a random buffer that no file keeps."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
         self.b.weight = self.a.weight
+        self.table = nn.Parameter(torch.randn(width), requires_grad=False)
+        self.register_buffer("gain", torch.randn(width), persistent=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.b(torch.tanh(self.a(x_BTD)))
+        return self.b(torch.tanh(self.a(x_BTD * self.gain + self.table)))
 
 
-def test_a_layer_with_tied_parameters_is_stored_and_exported(
+def test_a_layer_with_tied_parameters_and_random_tables_is_stored_and_exported(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Tied=Tied))

@@ -33,7 +33,7 @@ from tests.runners.c4.runs import (  # noqa: E402
 )
 
 
-@pytest.mark.parametrize("mixer", ["rt", "gla"])
+@pytest.mark.parametrize("mixer", ["rt", "gla", "tests.mixers.strangers:Dropping"])
 def test_a_killed_run_goes_on_bitwise(texts: Path, tmp_path: Path, mixer: str) -> None:
     """Killed two steps after a checkpoint: losses, last checkpoint and record are those of an uninterrupted run."""
     whole = configured(texts, tmp_path / "whole", mixer=mixer)

@@ -20,14 +20,18 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mixers import MIXERS
-from mixers.base import ContractError, Shape
+from mixers.adapt import adapt
+from mixers.base import ContractError, Shape, log_once
 from mixers.contract import check_held, check_layer
 from mixers.costs import costs
 from mixers.registry import find_mixer
 from mixers.transformer import Transformer
 from runners import records
+from runners.ending import run_command
 from runners.mad import __main__ as mad
 from runners.mad import checks
+from runners.mad.training.ensemble import Ensemble
+from runners.mad.training.protocol import Optimizer, Run
 from tests.mixers import strangers
 from tests.runners.mad.commands import planned
 
@@ -78,26 +82,13 @@ def test_a_layer_that_makes_results_wrong_is_refused_in_one_line(
     assert in_dry_run == in_training
 
 
-class Complex(nn.Module):
+class Double(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.randn(dim, dim, dtype=torch.complex64))
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        z_BTD: Tensor = (x_BTD.cumsum(1).to(torch.complex64) @ self.w).real
-        return z_BTD
-
-
-class Double(Complex):
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
         self.w = nn.Parameter(torch.randn(dim, dim, dtype=torch.float64))
 
-
-class Whole(Complex):
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim)
-        self.w = nn.Parameter(torch.ones(dim, dim, dtype=torch.int64), requires_grad=False)
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD.double() @ self.w
 
 
 class Writing(nn.Module):
@@ -132,9 +123,7 @@ class Late(Writing):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Complex, "'mixer.w' is torch.complex64, but parameters are torch.float32: store real and imaginary part"),
         (Double, "parameter 'mixer.w' is torch.float64, but parameters are torch.float32: give it that dtype"),
-        (Whole, "parameter 'mixer.w' is torch.int64, but parameters are torch.float32: make it a buffer"),
         (Writing, "it writes into its inputs, or into a view of them: make new tensors"),
         (Moody, "outputs differ between training and evaluation mode"),
     ],
@@ -146,15 +135,28 @@ def test_dtypes_writes_and_modes_that_training_cannot_have_are_refused_in_one_li
     assert message in refused(*COMMAND, "--mixer", "layers_of_others:L")
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            type("L", (nn.Module,), {"__init__": lambda self, dim: nn.Module.__init__(self)}),
+            'missing the required "forward"',
+        ),
+        (
+            strangers.Attention,
+            "arguments: 'angles' and 'mask'; a layer is called with its inputs alone: write one that",
+        ),
+    ],
+)
 def test_a_call_that_fails_outside_of_the_layers_code_is_one_line(
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    kind: type[nn.Module], message: str, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no line of the user's code to name."""
-    forwardless = type("L", (nn.Module,), {"__init__": lambda self, dim: nn.Module.__init__(self)})
-    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=forwardless))
-    error = refused(*COMMAND, "--mixer", "layers_of_others:L")
-    assert "mixer 'layers_of_others:L': NotImplementedError while it was called: " in error
-    assert 'missing the required "forward"' in error
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=kind))
+    options = ["--mixer.heads", "2"] if kind is strangers.Attention else []
+    error = refused(*COMMAND, "--mixer", "layers_of_others:L", *options)
+    assert "mixer 'layers_of_others:L': " in error
+    assert message in error
 
 
 def test_what_the_layer_raises_is_passed_on_with_its_name() -> None:
@@ -176,47 +178,165 @@ def test_so_is_what_its_backward_pass_raises() -> None:
     assert caught.value.__notes__ == ["while mixer 'faulty' was called, and its gradients computed"]
 
 
-def test_what_fails_backwards_for_all_runs_alone_is_found_before_training(
-    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+class Doubled(torch.autograd.Function):
+    """A function without a rule for vmap."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return 2 * gradients[0]
+
+
+class OneByOne(Writing):
+    """What vmap cannot compute, by its name."""
+
+    def __init__(self, dim: int, kind: str = "if") -> None:
+        super().__init__(dim)
+        self.kind = kind
+        self.gru, self.dropout = nn.GRU(dim, dim, batch_first=True), nn.Dropout(0.5 if kind == "dropout" else 0.0)
+        self.register_buffer("projection", torch.randn(dim, dim), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.out(x @ self.projection)
+        return {
+            "gru": lambda: self.gru(z)[0],
+            "function": lambda: Doubled.apply(z),
+            "dropout": lambda: self.dropout(z),
+            "write": lambda: torch.zeros(z.shape).add_(z),
+            "if": lambda: z if z.sum() < torch.inf else x,
+            "recomputed": lambda: checkpoint(self.out, z, use_reentrant=False),
+            "kept": lambda: x @ self.keep() if z.sum() < torch.inf else x,
+        }[self.kind]()
+
+    def keep(self) -> Tensor:
+        """Return a product of the first call."""
+        if "held" not in vars(self):
+            self.held = (self.out.weight * self.out.bias).detach()
+        return self.held
+
+
+@pytest.mark.parametrize("kind", ["gru", "function", "dropout", "write", "if", "recomputed"])
+def test_what_vmap_cannot_compute_is_trained_one_run_after_another_and_a_line_says_so(
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Recomputed(Transformer):
-        def forward(self, x_BTD: Tensor) -> Tensor:
-            z_BTD: Tensor = checkpoint(super().forward, x_BTD, use_reentrant=False)
-            return z_BTD
+    """Each run trains as alone, where nothing is shared and nothing is computed at once."""
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=OneByOne))
+    lines: list[str] = []
+    command = [*COMMAND, "--mixer", "layers_of_others:L", "--mixer.kind", kind]
+    (experiment,) = checks.check(planned(command)[1], 6, CPU, lines.append)
+    (line,) = lines
+    assert line.startswith("layers_of_others:L: runs are trained one after another, which is slower; torch.func.vmap")
+    assert "\n" not in line
+    (chosen,) = planned([*command, "--one-by-one"])[1]
+    assert (experiment.one_by_one, chosen.fingerprint) == (True, experiment.fingerprint)
 
-    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Recomputed))
-    for more in ([], ["--dry-run"]):
-        error = refused(*COMMAND, "--mixer", "transformer", "layers_of_others:L", "--mixer.heads", "2", *more)
-        assert error.startswith("error: mixer Recomputed cannot be computed for all runs at once: ")
-        assert "recompute nothing by torch.utils.checkpoint" in error
+    runs = [Run(lr=1e-2, weight_decay=0.1, seed=seed) for seed in (0, 1)]
+    tokens_RBT = torch.from_numpy(experiment.instance.split("train").inputs_ST[:8]).view(2, 4, -1)
+    together, *alone = (
+        Ensemble(experiment.build, members, experiment.protocol.optimizer, 3, CPU) for members in (runs, *zip(runs))
+    )
+    for _ in range(3):
+        losses = together.train_step(tokens_RBT, tokens_RBT)
+        own = [one.train_step(x, x) for one, x in zip(alone, tokens_RBT.split(1), strict=True)]
+        torch.testing.assert_close(losses, torch.cat(own))
+    torch.testing.assert_close(together.params_RP, torch.cat([one.params_RP for one in alone]))
 
 
-def test_so_is_what_fails_backwards_only_at_the_length_of_training(
-    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+@pytest.mark.parametrize(
+    ("leave", "said"),
+    [
+        ("exit()", "SystemExit: None"),
+        ("sys.exit()", "SystemExit"),
+        ("quit(0)", "SystemExit: 0"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("return None", "it returned NoneType"),
+        ("return {}", "it returned NoneType"),
+        ("return self.out(x).flatten(1)", "it returned (2, 256)"),
+    ],
+)
+def test_however_a_layer_leaves_it_is_one_line_and_status_2(
+    leave: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Copied(torch.autograd.Function):
-        generate_vmap_rule = True
+    lines = ["import sys", "from torch import nn", "class L(nn.Module):", " def __init__(self, dim):"]
+    lines += ["  super().__init__()", "  self.out = nn.Linear(dim, dim)", " def forward(self, x):", f"  {leave}"]
+    (tmp_path / "leaving.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "leaving", raising=False)
+    with pytest.raises(SystemExit) as stop:
+        run_command(lambda: mad.main([*COMMAND, "--mixer", "leaving:L", "--out", str(tmp_path / "out")]), "interrupted")
+    error = capsys.readouterr().err
+    assert (stop.value.code, error.count("\n"), error[:7]) == (2, 1, "error: ")
+    assert said in error
 
-        @staticmethod
-        def forward(z: Tensor) -> Tensor:
-            return z.clone()
 
-        @staticmethod
-        def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+def test_a_layer_that_keeps_tensors_from_run_to_run_is_refused(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=OneByOne))
+    error = refused(*COMMAND, "--mixer", "layers_of_others:L", "--mixer.kind", "kept")
+    assert "change when another run is computed before it: keep no tensor" in error
 
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-            (dz_BTD,) = gradients
-            return dz_BTD if dz_BTD.shape[1] <= 32 else dz_BTD * float(dz_BTD.sum().isfinite())
 
-    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=faulty(Copied.apply)))
-    command = [*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2"]
-    command[command.index("--task.length") + 1] = "48"
-    for more in ([], ["--dry-run"]):
-        error = refused(*command, *more)
-        assert error.startswith("error: mixer L cannot be computed for all runs at once: ")
-        assert "in test_so_is_what_fails_backwards_only_at_the_length_of_training.<locals>.Copied.backward: " in error
-        assert "read no value of a tensor in Python" in error
+@pytest.mark.parametrize("mixer", ["transformer", "rt", "mamba", "layers_of_others:L"])
+def test_one_by_one_and_all_at_once_are_equal(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Random))
+    (experiment,) = planned([*COMMAND, "--mixer", mixer, *(["--mixer.heads", "2"] if mixer[0] in "tr" else [])])[1]
+    runs = [Run(lr=1e-2, weight_decay=0.1, seed=seed) for seed in (0, 1)]
+    tokens_RBT = torch.from_numpy(experiment.instance.split("train").inputs_ST[:8]).view(2, 4, -1)
+    losses = []
+    for one_by_one in (False, True):
+        build = replace(experiment, one_by_one=one_by_one).build
+        ensemble = Ensemble(build, runs, experiment.protocol.optimizer, 3, CPU)
+        losses.append(torch.stack([ensemble.train_step(tokens_RBT, tokens_RBT) for _ in range(3)]))
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-6)
+
+
+class Random(nn.Module):
+    """What public packages have: random buffers, frozen tables, expanded and marked parameters."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("projection", torch.randn(dim, dim))
+        self.table = nn.Parameter(torch.arange(dim), requires_grad=False)
+        self.gain = nn.Parameter(torch.ones(1).expand(dim))
+        self.rate, self.rate_again = (nn.Parameter(self.gain.data[:1]) for _ in range(2))
+        self.A_log = nn.Parameter(torch.randn(dim, dim))
+        self.A_log._no_weight_decay = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
+        z: Tensor = (x @ self.projection + self.table).cumsum(1) / count @ self.A_log
+        return z * self.gain * self.rate + self.rate_again
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_buffers_frozen_expanded_and_marked_parameters_train_as_each_run_alone_would(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The kept model has the buffers of its seed, or its accuracy would be another."""
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Random))
+    command = [*COMMAND, "--mixer", "layers_of_others:L", "--lr", "1e-3", "--weight-decay", "0.1", "--seeds", "2"]
+    mad.main([*command, "--out", str(tmp_path)])
+    (diagnosis,) = tmp_path.glob("studies/*/diagnosis.json")
+    found = records.load(tmp_path)
+    assert json.loads(diagnosis.read_text())["accuracy"]["token"] in found["test.token_accuracy"].tolist()
+    assert set(found["parameters"]) == {
+        costs(adapt(Random), adapt(Random).Config(), Shape(width=16, mlp_width=32)).parameters
+    }
+
+    (experiment,) = planned(command)[1]
+    runs = [Run(lr=0.1, weight_decay=0.5, seed=seed) for seed in (0, 1)]
+    ensemble = Ensemble(experiment.build, runs, experiment.protocol.optimizer, 3, CPU)
+    assert [*ensemble.own] == ["layers.0.mixer.projection"]
+    assert "layers.0.mixer.table" not in ensemble.shapes
+    before = {name: y.clone() for name, y in ensemble.named(ensemble.params_RP).items()}
+    ensemble.optimizer.update(ensemble.params_RP, torch.zeros_like(ensemble.params_RP), torch.zeros(2))
+    kept = [name for name, y in ensemble.named(ensemble.params_RP).items() if torch.equal(y, before[name])]
+    assert "layers.0.mixer.A_log" in kept
+    assert "layers.0.mlp.up.weight" not in kept
 
 
 def test_outputs_that_are_not_finite_are_refused() -> None:
@@ -268,6 +388,33 @@ def save_example(module: str, folder: Path) -> str:
     return f"{module}:{EXAMPLES[module]}"
 
 
+PACKAGES = {"with_config": [], "recurrent": ["torch.func.vmap cannot"], "with_rotary": [], "block": [], "hybrid": []}
+"""Examples of docs/packages.md, with what is said of them."""
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # PyTorch's attention under vmap
+@pytest.mark.parametrize("module", PACKAGES)
+def test_layers_from_packages_train_as_the_documentation_shows(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log_once.cache_clear()
+    examples = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", (ROOT / "docs" / "packages.md").read_text(), re.DOTALL)
+    assert [name for name, _ in examples] == [*PACKAGES]
+    (tmp_path / f"{module}.py").write_text(dict(examples)[module])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "package", strangers)
+    lines: list[str] = []
+    name = f"{module}:{module.title().replace('_', '')}"
+    (experiment,) = checks.check(planned([*COMMAND, "--mixer", name])[1], 6, CPU, lines.append)
+    assert [part in line for part, line in zip(PACKAGES[module], lines, strict=True)] == [True] * len(lines)
+    assert caplog.messages == []
+
+    ensemble = Ensemble(experiment.build, [Run(lr=1e-2, weight_decay=0.1, seed=0)], Optimizer(), 3, CPU)
+    tokens_RBT = torch.from_numpy(experiment.instance.split("train").inputs_ST[None, :8])
+    first, *_, last = [float(ensemble.train_step(tokens_RBT, tokens_RBT)) for _ in range(3)]
+    assert last < first
+
+
 @pytest.mark.parametrize("module", EXAMPLES)
 @pytest.mark.usefixtures("undiagnosed")
 def test_the_layers_that_the_documentation_shows_train(
@@ -310,32 +457,6 @@ def test_a_plain_module_reaches_other_processes(tmp_path: Path, monkeypatch: pyt
     assert subprocess.run(command, env=os.environ | paths, capture_output=True, check=True, text=True).stdout == "0.8\n"
 
 
-class WithLSTM(Transformer):
-    """A layer that holds a module of PyTorch without a rule for vmap."""
-
-    def __init__(self, config: Transformer.Config, shape: Shape) -> None:
-        super().__init__(config, shape)
-        self.cell = torch.nn.LSTM(shape.width, shape.width, batch_first=True)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        z_BTD: Tensor = self.cell(x_BTD)[0]
-        return z_BTD
-
-    def init_state(self, batch: int) -> Any:
-        raise NotImplementedError
-
-
-@pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_the_error_before_training_names_that_module(
-    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str], more: list[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=WithLSTM))
-    error = refused(*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2", *more)
-    assert error.startswith("error: mixer WithLSTM cannot be computed for all runs at once: ")
-    assert "vmap has no rule for nn.LSTM (layers.0.cell): write out its gates" in error
-    assert "Batching rule not implemented" in error
-
-
 class Spare(nn.Module):
     """A module with a parameter that it does not use."""
 
@@ -349,21 +470,13 @@ class Spare(nn.Module):
         return z_BTD
 
 
-class SpareBranching(Spare):
-    """It cannot be computed for several runs at once."""
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return super().forward(x_BTD) if x_BTD.sum() < torch.inf else x_BTD
-
-
-def test_one_parameter_that_gets_no_gradient_is_said_once_the_layer_has_passed(
+def test_a_parameter_that_gets_no_gradient_is_said_once_all_layers_have_passed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, refused: Callable[..., str]
 ) -> None:
-    """Before an error of the same layer, or of another one, it would mislead."""
-    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(A=Spare, B=SpareBranching))
-    for mixers in (["layers_of_others:B"], ["layers_of_others:A", "layers_of_others:B"]):
-        assert "mixer SpareBranching cannot be computed" in refused(*COMMAND, "--mixer", *mixers)
-        assert caplog.messages == []
+    """Before an error of another layer it would mislead."""
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(A=Spare, B=Moody))
+    assert "training and evaluation mode" in refused(*COMMAND, "--mixer", "layers_of_others:A", "layers_of_others:B")
+    assert caplog.messages == []
     mad.main([*COMMAND, "--mixer", "layers_of_others:A", "--dry-run", "--out", str(tmp_path / "out")])
     said = "mixer 'layers_of_others:A': no gradient reaches mixer.a, which counts as a parameter all the same"
     assert said in caplog.messages
@@ -439,7 +552,7 @@ def test_a_layer_of_bounded_length_trains_and_the_command_goes_on(
     for diagnosis in tmp_path.glob("studies/layers_of_others*/diagnosis.json"):
         diagnosis.unlink()
     monkeypatch.setattr(Bounded, "longest", 0)
-    monkeypatch.setattr("runners.mad.search.check", lambda *_: None)
+    monkeypatch.setattr("runners.mad.search.check", lambda experiments, *_: experiments)
     mad.main(command)
     text = capsys.readouterr().out
     assert "no diagnosis: KeyError: 'at most [0] positions'" in text

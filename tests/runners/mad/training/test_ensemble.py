@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from mixers import MIXERS
 from mixers.attention_layer import AttentionLayer
-from mixers.base import ContractError, Shape
+from mixers.base import Shape
 from mixers.models import Backbone, LanguageModel
 from mixers.rt.layer import RecurrentTransformer
 from mixers.transformer import Transformer
@@ -135,51 +134,6 @@ def test_loss_is_the_mean_over_targets_of_each_run() -> None:
     for r in range(2):
         expected = nn.functional.cross_entropy(logits[r].flatten(0, 1), targets[r].flatten())
         torch.testing.assert_close(got[r], expected)
-
-
-class Branching(Transformer):
-    """Asks for a value, which there is none of while all runs are computed at once."""
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return super().forward(x_BTD) if x_BTD.sum() > 0 else x_BTD
-
-
-class Gated(Transformer):
-    """Contains a layer of PyTorch that cannot be computed for all runs."""
-
-    def __init__(self, config: Transformer.Config, shape: Shape) -> None:
-        super().__init__(config, shape)
-        self.lstm = nn.LSTM(shape.width, shape.width, batch_first=True)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        outputs_BTD: Tensor = self.lstm(x_BTD)[0]
-        return outputs_BTD
-
-
-@pytest.mark.parametrize(("layer", "message"), [(Branching, "data-dependent"), (Gated, "aten::lstm")])
-def test_a_layer_that_cannot_be_stacked_is_told_the_rule(layer: type[Transformer], message: str) -> None:
-    config = layer.Config(heads=2)
-    runs = Ensemble(lambda: LanguageModel(layer, config, SHAPE, VOCAB), RUNS, Optimizer(), STEPS, torch.device("cpu"))
-    with pytest.raises(ContractError, match=message) as caught:
-        runs.train_step(*batches(len(RUNS))[0])
-    assert "docs/own-layers.md" in str(caught.value)
-    assert f"{__file__}:" in str(caught.value)
-
-
-class Recomputed(Transformer):
-    """Fails in its backward pass alone."""
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        outputs_BTD: Tensor = checkpoint(super().forward, x_BTD, use_reentrant=False)
-        return outputs_BTD
-
-
-def test_a_backward_pass_that_cannot_be_stacked_is_told_the_rule() -> None:
-    config = Recomputed.Config(heads=2)
-    model = LanguageModel(Recomputed, config, SHAPE, VOCAB)
-    runs = Ensemble(lambda: model, RUNS, Optimizer(), STEPS, torch.device("cpu"))
-    with pytest.raises(ContractError, match=r"recompute nothing by torch.utils.checkpoint; see .* in docs/own-layers"):
-        runs.train_step(*batches(len(RUNS))[0])
 
 
 def test_initial_parameters_depend_on_the_seed_alone() -> None:
