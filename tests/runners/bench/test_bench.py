@@ -455,7 +455,19 @@ def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["diagnostics", "--phases", "forward", "forward+backward", "step", "--lengths", "16", "--heads", "8", "--mlp-width", "256"],
+        [
+            "diagnostics",
+            "--phases",
+            "forward",
+            "forward+backward",
+            "step",
+            "--lengths",
+            "16",
+            "--heads",
+            "8",
+            "--mlp-width",
+            "256",
+        ],
         ["layers", "--layers", "rt", "gla", "--lengths", "16", "--runs", "1", "3"],
         ["pretraining", "--widths", "128", "--depths", "1", "2", "--models", "2", "128", "--seq-len", "20"],
     ],
