@@ -58,7 +58,7 @@ def test_pretrain_trains_the_run_of_the_command(
     # A word of the texts has two or three letters and is a token; there is a space between two words.
     bytes_per_token = result.record.task_config["bytes_per_token"]
     assert 3 < bytes_per_token < 4
-    assert f"= {result.validation_loss / math.log(2) / bytes_per_token:.4f} bits per byte" in printed
+    assert f"= {result.validation_loss / math.log(2) / bytes_per_token:.3f} bits per byte" in printed
 
     assert call("a", progress=False).validation_loss == result.validation_loss
     assert capsys.readouterr().out == ""

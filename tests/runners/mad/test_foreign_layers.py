@@ -426,7 +426,7 @@ def test_the_layers_that_the_documentation_shows_train(
     option = {"running_mean": ["--mixer.strength", "0.8"], "decaying_mean": ["--mixer.decay", "0.8"]}.get(module, [])
     mad.main([*COMMAND, "--mixer", name, *option, "--lr", "1e-3", "--out", str(tmp_path / "out")])
     label = "-".join([name, *(word.removeprefix("--mixer.") for word in option)])
-    assert f"in-context-recall · {label} · custom" in capsys.readouterr().out
+    assert f"{label} on in-context-recall (custom): " in capsys.readouterr().out
     assert (costs(find_mixer(name), find_mixer(name).Config(), Shape(width=16)).state_floats is None) == (
         module == "running_mean"
     )
@@ -442,7 +442,7 @@ def test_a_module_of_another_library_trains_without_an_edit(
     command += ["--mixer", "stranger:GatedToy", "--mixer.num-heads", "2", "--mixer.layer-idx", "3"]
     mad.main([*command, "--mixer.use-gate", "False", "--lr", "1e-3", "--out", str(tmp_path / "results")])
     label = "stranger:GatedToy-num-heads-2-no-use-gate-layer-idx-3"
-    assert f"compression · {label} · custom" in capsys.readouterr().out
+    assert f"{label} on compression (custom): " in capsys.readouterr().out
 
 
 def test_a_plain_module_reaches_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,7 +543,9 @@ def test_a_layer_of_bounded_length_trains_and_the_command_goes_on(
     command = ["--mixer", "layers_of_others:L", "transformer", "--mixer.heads", "2", "--lr", "1e-3"]
     command += [*COMMAND, "--task", "parity", "--task.eval-examples", "30", "--out", str(tmp_path)]
     del command[command.index("--task") : command.index("--task") + 2]
-    without = "'{}': layers_of_others:L on parity (custom) cannot be read there: KeyError: 'at most [16] positions'\n"
+    without = (
+        "'{}': layers_of_others:L-heads-2 on parity (custom) cannot be read there: KeyError: 'at most [16] positions'\n"
+    )
     for _ in range(2):
         mad.main(command)
         text = capsys.readouterr().out

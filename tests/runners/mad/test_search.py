@@ -75,9 +75,9 @@ def altered(monkeypatch: pytest.MonkeyPatch, change: Callable[[Run, Result], Res
 
 
 def scored(result: Result, value: float) -> Result:
-    """The result with another score on validation."""
+    """The result with another token accuracy on validation."""
     assert result.validation is not None
-    return replace(result, validation=replace(result.validation, score=value))
+    return replace(result, validation=replace(result.validation, token_accuracy=value))
 
 
 @pytest.mark.parametrize("storage", [None, "sqlite:///{}/studies.db"])
@@ -149,7 +149,8 @@ def test_parameters_of_trials_are_those_that_vary_in_the_study(
 
 def test_the_chosen_point_alone_is_repeated_and_tested(tmp_path: Path) -> None:
     table = trained(tmp_path, seeds=3, seeds_of="chosen")
-    best = table.loc[table[table["seed"] == 0]["validation.score"].idxmax()]
+    order = ["validation.token_accuracy", "lr", "weight_decay"]
+    best = table[table["seed"] == 0].sort_values(order, ascending=[False, True, True]).iloc[0]
     of_best = (table["lr"] == best["lr"]) & (table["weight_decay"] == best["weight_decay"])
     assert [*table[of_best]["seed"]] == [0, 1, 2]
     assert len(table) == len(GRID) + 2
