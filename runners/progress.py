@@ -85,7 +85,7 @@ class TrainingDisplay:
         self.console, self.tracking = console, tracking
         self.say = partial(console.print, soft_wrap=True)
         self._bars = progress_bars(console)
-        self._line_due = 0.0
+        self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
         self._logs: list[Any] = []
 
     def __enter__(self) -> Self:
@@ -99,7 +99,6 @@ class TrainingDisplay:
         self.remove_bar()
         self._bars.start()
         self._bars.add_task(description, total=total, completed=done, figures="")
-        self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
 
     def move_bar(self, step: int, figures: str, line: str, stays: bool = False) -> None:
         """Move the bar to a step, and show figures below it.

@@ -45,9 +45,10 @@ def test_every_dependency_is_locked_at_a_version_that_fits() -> None:
 STRANGER = """
 from rich.console import Console
 from runners.mad import rows
-from runners.mad.ranking import print_rankings
-own = rows.records.load(rows.file_of(rows.FOLDER, "quick", rows.ENTRIES["rt"], "parity")).assign(layer="mine")
-print_rankings(own, rows.load("shipped", ["parity"]), Console(width=200))
+from runners.mad.ranking import beside, print_results
+place = rows.file_of(rows.records.REFERENCE, "quick", rows.ENTRIES["rt"], "parity")
+own = rows.records.load(place).assign(layer="mine")
+print_results(*beside(own, rows.load("shipped", ["parity"])), Console(width=200), False)
 print(rows.__file__)
 """
 """Ranks a layer that is as good as RT."""

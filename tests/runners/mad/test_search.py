@@ -21,9 +21,9 @@ from rich.console import Console
 from mixers.base import Shape
 from mixers.registry import find_mixer
 from mixers.transformer import Transformer
+from runners import progress
 from runners.files import load_tensors
 from runners.mad import charts, search
-from runners.mad import display as display_module
 from runners.mad import experiment as experiment_module
 from runners.mad.display import Display
 from runners.mad.experiment import Experiment
@@ -326,6 +326,7 @@ def run_on_two_devices(arguments: Sequence[str], output: Path) -> None:
     context = forks()
     multiprocessing.get_context = lambda kind: context  # type: ignore[assignment]
     search.find_devices = lambda name: [torch.device("cpu")] * 2
+    progress.SECONDS_TO_FIRST_LINE = 0.0
     train_undiagnosed(arguments, output)
 
 
@@ -371,7 +372,7 @@ def shown(console: Console, *actions: Callable[[Display], object]) -> None:
 def test_a_log_has_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many evaluations and ensembles there are; the first comes after ten seconds."""
     now, text = [0.0], io.StringIO()
-    monkeypatch.setattr(display_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("runners.progress.time.monotonic", lambda: now[0])
     runs = [replace(GRID[0], seed=seed) for seed in (2, 1)]
 
     def evaluated(seconds: float) -> Callable[[Display], object]:
