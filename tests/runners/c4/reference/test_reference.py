@@ -181,8 +181,9 @@ def test_a_killed_command_continues_from_the_files_and_the_checkpoint(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed in the third run of a layer: the first two are not trained again, the third goes on from step 2."""
-    whole = [*command[:3], str(tmp_path / "whole"), *command[4:5], str(tmp_path / "out of whole"), "--rows", "transformer"]
-    reference.main(whole)
+    command = [*command[:-2], "transformer"]
+    places = ["--folder", str(tmp_path / "whole"), "--out", str(tmp_path / "out of whole")]
+    reference.main([*command, *places])
     steps: list[int] = []
     stepped = Progress.stepped
 
@@ -192,7 +193,6 @@ def test_a_killed_command_continues_from_the_files_and_the_checkpoint(
         if len(steps) == 11:
             interrupt()
 
-    command = [*command[:-2], "transformer"]
     monkeypatch.setattr(Progress, "stepped", watched)
     with pytest.raises(Interruption):
         reference.main(command)
