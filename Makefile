@@ -11,9 +11,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 demo: $(READY)
 	$(BIN)/python -m runners.mad --preset demo
 
-# Tests start many processes; without bytecode on disk each of them would compile the code again.
-test: $(READY) lint
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+# Linters run beside the tests and print after them. Tests start many processes; without bytecode on disk each of them
+# would compile the code again.
+test: $(READY)
+	@$(MAKE) --no-print-directory lint > $(VENV)/lint.log 2>&1 & lint=$$!; \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --dist worksteal; tests=$$?; \
+	wait $$lint; lint=$$?; cat $(VENV)/lint.log; exit $$((tests || lint))
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -160,8 +160,8 @@ def _compute_in_numpy(name: str, operation: Callable[[Any, Any], Any]) -> None:
             if kind is core.int1 and getattr(other, "dtype", None) is core.int1:
                 return _tensor(operation(left, other.handle.data), kind, self, other)
 
-        elif kind is core.float32:
-            if not of_integers and (right := _as_float(other)) is not None:
+        elif kind is core.float32 or kind is core.float64:
+            if not of_integers and (right := _as_float(other, kind)) is not None:
                 return _tensor(operation(left, right), core.int1 if compares else kind, self, other)
 
         elif kind is core.int32 or kind is core.int64:
@@ -194,10 +194,12 @@ def _narrow(name: str, operation: Callable[[Any, Any], Any], left: Any, right: A
     return narrow
 
 
-def _as_float(side: Any) -> Any:
+def _as_float(side: Any, kind: core.dtype) -> Any:
     if type(side) is core.tensor:
-        return side.handle.data if side.dtype is core.float32 else None
-    return np.float32(side) if type(side) in (int, float) else None
+        return side.handle.data if side.dtype is kind else None
+    if type(side) not in (int, float):
+        return None
+    return np.float32(side) if kind is core.float32 else np.float64(side)
 
 
 def _as_int(side: Any) -> Any:

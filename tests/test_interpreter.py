@@ -12,10 +12,10 @@ pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="need
 
 @triton.jit
 def operators_kernel(x_ptr, i_ptr, y_ptr, j_ptr, N: tl.constexpr):
-    """y = 1 - x (2 / (x + i)) where i < 3 and i >= 1, else x, read backwards; j = (7 - i) i + a wide integer."""
+    """y = 1 - x (2.1 / (x + i)) where i < 3 and i >= 1, else x, read backwards; j = (7 - i) i + a wide integer."""
     n = tl.arange(0, N)
     x, i = tl.load(x_ptr + n), tl.load(i_ptr + n)
-    y = tl.where((i < 3) & (i >= 1), 1 - x * (2.0 / (x + i)), x)
+    y = tl.where((i < 3) & (i >= 1), 1 - x * (2.1 / (x + i)), x)
     tl.store(y_ptr + (N - 1) - n, y)
     wide = tl.load(j_ptr)
     tl.store(j_ptr + n[:, None] * 1, ((7 - i) * i + wide)[:, None])
@@ -45,13 +45,14 @@ def test_division_truncates_towards_zero(first: int, count: int) -> None:
     assert torch.equal(remainder, i.fmod(-3))
 
 
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-15)])
 @pytest.mark.parametrize("count", [1, 8])
-def test_operators_promote_and_broadcast(count: int) -> None:
-    x, i = torch.linspace(0.5, 2.0, count), torch.arange(count, dtype=torch.int32)
-    y, j = torch.zeros(count), torch.full((count,), 2**40)
+def test_operators_promote_and_broadcast(count: int, dtype: torch.dtype, bound: float) -> None:
+    x, i = torch.linspace(0.5, 2.0, count, dtype=dtype), torch.arange(count, dtype=torch.int32)
+    y, j = torch.zeros(count, dtype=dtype), torch.full((count,), 2**40)
     operators_kernel[(1,)](x, i, y, j, N=count)
-    expected = torch.where((i < 3) & (i >= 1), 1 - x * (2.0 / (x + i)), x)
-    torch.testing.assert_close(y, expected.flip(0), rtol=1e-6, atol=1e-6)
+    expected = torch.where((i < 3) & (i >= 1), 1 - x * (2.1 / (x + i)), x)
+    torch.testing.assert_close(y, expected.flip(0), rtol=bound, atol=bound)
     assert torch.equal(j, (7 - i.long()) * i + 2**40)
 
 

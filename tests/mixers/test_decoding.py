@@ -22,7 +22,7 @@ from mixers.ops.kernels import decoding as kernels  # noqa: E402
 from tests.kernel_marks import interpreted  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
-VOCAB = 29
+VOCAB, WIDTH = 13, 21
 WAYS = {
     "rt": (RecurrentTransformer, {}),
     "rt-without-norms": (RecurrentTransformer, {"qk_norm": False, "persistent_norm": False}),
@@ -31,7 +31,7 @@ WAYS = {
 }
 
 
-def build(way: str, width: int = 33, heads: int = 3, layers: int = 2, mlp_width: int = 70) -> LanguageModel:
+def build(way: str, width: int = WIDTH, heads: int = 3, layers: int = 2, mlp_width: int = 37) -> LanguageModel:
     """Return a model with gains that are not 1."""
     layer, options = WAYS[way]
     torch.manual_seed(0)
@@ -82,7 +82,7 @@ def greedy(read: Callable[[Tensor], Tensor], prompt_TB: Tensor, count: int) -> T
 def in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run kernels on the CPU, with tiles so small that every loop has several iterations."""
     monkeypatch.setattr(operations, "runs_in_kernels", lambda x: True)
-    for tile, size in (("ROW_TILE", 16), ("ROWS_TILE", 64), ("FEW_PAIRS_TILE", 128), ("PAIRS_TILE", 32)):
+    for tile, size in (("ROW_TILE", 16), ("ROWS_TILE", 64), ("FEW_PAIRS_TILE", 128), ("PAIRS_TILE", 16)):
         monkeypatch.setattr(kernels, tile, size)
 
 
@@ -94,25 +94,22 @@ def launched_early(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernels, name, lambda: None)
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("way", WAYS)
 @interpreted
 @pytest.mark.usefixtures("in_kernels")
-def test_kernels_equal_the_step_form(way: str, batch: int, dtype: torch.dtype, bound: float) -> None:
-    model, tokens_TB = build(way).to(dtype), draw_tokens(6, batch)
-    found = cached(Decoder(model, batch, 8), tokens_TB)
-    expected = by_steps(model.double(), tokens_TB)
-    assert found.dtype == dtype
-    assert (found - expected).abs().max() < bound * expected.abs().max()
+def test_kernels_equal_the_step_form(way: str, batch: int) -> None:
+    model, tokens_TB = build(way).double(), draw_tokens(6, batch)
+    expected = by_steps(model, tokens_TB)
+    assert torch.allclose(cached(Decoder(model, batch, 8), tokens_TB), expected, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["rt", "transformer-without-norms"])
 @interpreted
 @pytest.mark.usefixtures("in_kernels", "launched_early")
 def test_early_launches_equal_the_step_form(way: str) -> None:
-    model, tokens_TB = build(way).double(), draw_tokens(12, 1)
-    assert torch.allclose(cached(Decoder(model, 1, 12), tokens_TB), by_steps(model, tokens_TB), rtol=0, atol=1e-13)
+    model, tokens_TB = build(way).double(), draw_tokens(7, 1)
+    assert torch.allclose(cached(Decoder(model, 1, 7), tokens_TB), by_steps(model, tokens_TB), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -135,15 +132,20 @@ def test_weights_of_16_bits() -> None:
 
 @interpreted
 @pytest.mark.usefixtures("in_kernels")
+@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("way", ["rt", "transformer"])
-def test_a_reset_decoder_repeats_its_logits_bitwise(way: str) -> None:
-    model, tokens_TB = build(way), draw_tokens(5, 2)
-    decoder = Decoder(model, 2, 5)
+def test_a_reset_decoder_repeats_its_logits_bitwise(way: str, batch: int) -> None:
+    model, tokens_TB = build(way), draw_tokens(4, batch)
+    decoder = Decoder(model, batch, 4)
     first = cached(decoder, tokens_TB)
-    with pytest.raises(ValueError, match="the cache holds 5 positions, and all are in use"):
+    with pytest.raises(ValueError, match="the cache holds 4 positions, and all are in use"):
         decoder.step(tokens_TB[0])
     decoder.reset()
     assert torch.equal(cached(decoder, tokens_TB), first)
+
+    expected = by_steps(model.double(), tokens_TB)
+    assert first.dtype == torch.float32
+    assert (first - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 def test_what_lies_beyond_the_newest_position_is_not_read() -> None:
@@ -241,7 +243,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "no norm": lambda model: setattr(model, "norm", nn.Identity()),
     "no readout": lambda model: setattr(model, "readout", nn.Identity()),
     "bias of the readout": lambda model: setattr(model.readout, "bias", nn.Parameter(torch.ones(VOCAB))),
-    "bias of attention": lambda model: setattr(model.stack[1].out, "bias", nn.Parameter(torch.ones(33))),
+    "bias of attention": lambda model: setattr(model.stack[1].out, "bias", nn.Parameter(torch.ones(WIDTH))),
     "adapter of attention": lambda model: setattr(model.stack[1], "out", Adapted(model.stack[1].out)),
 }
 

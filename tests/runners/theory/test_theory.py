@@ -94,7 +94,7 @@ def test_the_simulation_fails_if_a_layer_overwrites_its_carry(monkeypatch: pytes
     assert wrong_error > 1e-3
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [1, 2])  # the command takes 0
 def test_errors_stay_at_rounding_whatever_the_seed(seed: int) -> None:
     checks = [*check_simulation(seed), *check_gradient(seed)]
     assert max(check.error for check in checks) < 1e-12

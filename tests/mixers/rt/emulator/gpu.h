@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <vector>
 #include <sys/mman.h>
 
@@ -41,7 +42,7 @@ namespace gpu {
 struct Index { unsigned x, y, z; };
 struct Gate { int arrived = 0; std::vector<int> waiting; };  // a barrier
 constexpr int WIDEST = 32;  // products of a wgmma that a warp exchanges the operands of at once
-struct Warp { Gate gate; unsigned slot[2][32][4 + 2 * WIDEST]; };
+struct Warp { Gate gate; unsigned slot[2][32][4 + 2 * WIDEST]; float* sums[32]; };
 struct Program { Gate gate; char* shared; std::vector<Warp> warps; };
 struct Fiber {
   void* stack;
@@ -57,6 +58,7 @@ inline std::vector<Fiber> fibers;
 inline std::vector<Program> programs;
 inline std::deque<int> ready;
 inline std::vector<std::vector<int>> of_warps;  // ready fibers by the rank of their warp, for order 3
+inline size_t first_rank;                       // none of a warp before it is ready
 inline std::vector<int> ranks;
 inline Gate cluster;
 inline int phase;  // barriers of the cluster that are complete
@@ -65,7 +67,7 @@ inline Index grid;
 inline void* scheduler;
 inline int order, left, threads_of_program;
 inline uint64_t seed;
-inline std::vector<std::pair<const char*, size_t>> ranges;
+inline std::map<const char*, const char*> ranges;  // where one starts, and ends
 
 extern "C" void gpu_switch(void** from, void* to);
 asm(R"(
@@ -82,39 +84,33 @@ gpu_switch:
 inline void fail(const char* text) { fprintf(stderr, "emulator: %s\n", text); abort(); }
 inline void check(const void* p, size_t bytes) {
   if ((uintptr_t)p % bytes) fail("address is not aligned");
-  for (auto& [start, size] : ranges)
-    if ((const char*)p >= start && (const char*)p + bytes <= start + size) return;
-  fail("access outside of global memory");
+  auto range = ranges.upper_bound((const char*)p);  // the first that starts later
+  if (range == ranges.begin() || (const char*)p + bytes > (--range)->second)
+    fail("access outside of global memory");
 }
 
-inline void pause() { gpu_switch(&self->stack, scheduler); }
 inline int random_below(int n) {
   seed = seed * 6364136223846793005ull + 1442695040888963407ull;
   return (seed >> 33) % n;
 }
 inline void make_ready(int fiber) {
-  if (order == 3) of_warps[ranks[fiber / 32]].push_back(fiber);
-  else ready.push_back(fiber);
+  if (order != 3) return ready.push_back(fiber);
+  const size_t rank = ranks[fiber / 32];
+  of_warps[rank].push_back(fiber);
+  if (rank < first_rank) first_rank = rank;
 }
 inline void release(Gate& gate) {
   for (int fiber : gate.waiting) make_ready(fiber);
   gate.waiting.clear();
   gate.arrived = 0;
 }
-inline void pass(Gate& gate, int count) {
-  if (++gate.arrived == count) return release(gate);
-  gate.waiting.push_back(self->number);
-  pause();
-}
 inline int next() {  // -1: none is ready
   if (order == 3) {
-    for (auto& fibers_of_warp : of_warps)
-      if (!fibers_of_warp.empty()) {
-        const int fiber = fibers_of_warp.back();
-        fibers_of_warp.pop_back();
-        return fiber;
-      }
-    return -1;
+    while (first_rank < of_warps.size() && of_warps[first_rank].empty()) first_rank++;
+    if (first_rank == of_warps.size()) return -1;
+    const int fiber = of_warps[first_rank].back();
+    of_warps[first_rank].pop_back();
+    return fiber;
   }
   if (ready.empty()) return -1;
   const size_t at = order == 0 ? 0 : order == 1 ? ready.size() - 1 : random_below(ready.size());
@@ -122,6 +118,18 @@ inline int next() {  // -1: none is ready
   if (order == 0) ready.pop_front();
   else ready[at] = ready.back(), ready.pop_back();
   return fiber;
+}
+inline void pause() {  // until this fiber is the next one
+  const int fiber = next();
+  if (fiber < 0) fail("all threads wait");
+  Fiber* const from = self;
+  self = &fibers[fiber];
+  if (self != from) gpu_switch(&from->stack, self->stack);
+}
+inline void pass(Gate& gate, int count) {
+  if (++gate.arrived == count) return release(gate);
+  gate.waiting.push_back(self->number);
+  pause();
 }
 inline unsigned* mine() { return self->warp->slot[self->parity][self->lane]; }
 // All lanes have written their slots; the next operation uses the other ones.
@@ -172,21 +180,36 @@ inline unsigned rounded(float x) {
 }
 inline unsigned pack(float x, float y) { return rounded(x) | rounded(y) << 16; }
 
-// N products of one block of rows; all lanes have written their parts of it, and of N blocks of columns.
+// N products of one block of rows: all lanes have written their parts of it, and of N blocks of columns. The lane that
+// comes last computes the sums of all, wherever they lie.
+template <int N>
+__attribute__((optimize("O3"))) void multiply(const unsigned (*slots)[4 + 2 * gpu::WIDEST], float* const* sums) {
+  auto number = [](unsigned v, int e) { return __uint_as_float(e ? v & 0xffff0000u : v << 16); };
+  float a[16][16], b[16][8 * N], c[16][8 * N];
+  for (int lane = 0; lane < 32; lane++) {
+    const int g = lane / 4, j = lane % 4;
+    for (int half = 0; half < 2; half++)
+      for (int e = 0; e < 2; e++) {
+        const int k = 8 * half + 2 * j + e;
+        for (int low = 0; low < 2; low++) a[g + 8 * low][k] = number(slots[lane][2 * half + low], e);
+        for (int i = 0; i < N; i++) b[k][8 * i + g] = number(slots[lane][4 + 2 * i + half], e);
+      }
+    for (int i = 0; i < N; i++)  // row g or g + 8, column 2 j or 2 j + 1
+      for (int e = 0; e < 4; e++) c[g + 8 * (e / 2)][8 * i + 2 * j + e % 2] = sums[lane][4 * i + e];
+  }
+  for (int row = 0; row < 16; row++)
+    for (int k = 0; k < 16; k++)
+      for (int n = 0; n < 8 * N; n++) c[row][n] += a[row][k] * b[k][n];
+  for (int lane = 0; lane < 32; lane++)
+    for (int i = 0; i < N; i++)
+      for (int e = 0; e < 4; e++) sums[lane][4 * i + e] = c[lane / 4 + 8 * (e / 2)][8 * i + 2 * (lane % 4) + e % 2];
+}
 template <int N>
 inline void products(float (&sum)[N][4]) {
-  const int g = gpu::self->lane / 4, j = gpu::self->lane % 4;
-  auto slots = gpu::exchanged();
-  auto number = [](unsigned v, int e) { return __uint_as_float(e ? v & 0xffff0000u : v << 16); };
-  for (int i = 0; i < N; i++)
-    for (int e = 0; e < 4; e++) {  // row g or g + 8, column 2 j or 2 j + 1
-      const int n = 2 * j + e % 2;
-      for (int k = 0; k < 16; k++) {
-        const int pair = k % 8 / 2, half = k / 8;
-        sum[i][e] +=
-            number(slots[4 * g + pair][2 * half + e / 2], k % 2) * number(slots[4 * n + pair][4 + 2 * i + half], k % 2);
-      }
-    }
+  gpu::Warp* warp = gpu::self->warp;
+  warp->sums[gpu::self->lane] = sum[0];
+  if (warp->gate.arrived == 31) multiply<N>(warp->slot[gpu::self->parity], warp->sums);
+  gpu::exchanged();
 }
 inline void mma(float (&sum)[4], uint4 a, unsigned b0, unsigned b1) {
   unsigned* s = gpu::mine();

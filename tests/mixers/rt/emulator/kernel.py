@@ -62,7 +62,7 @@ def _library(kernel: str, constants: Mapping[str, object]) -> ctypes.CDLL:
     kernel = kernel.replace("extern __shared__ uint4 shared[];", "uint4* const shared = gpu::shared_memory();")
     text = "\n".join(((here / "gpu.h").read_text(), kernel, (here / "run.h").read_text()))
     flags = [
-        "-O3",
+        "-O1",
         "-march=native",
         "-ffp-contract=off",
         "-std=c++17",

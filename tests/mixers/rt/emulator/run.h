@@ -5,8 +5,8 @@ inline Arguments gpu_arguments;
 
 extern "C" void gpu_fiber() {
   gpu_body();
-  gpu::left--;
-  gpu::pause();
+  if (--gpu::left) gpu::pause();
+  gpu::gpu_switch(&gpu::self->stack, gpu::scheduler);
 }
 
 extern "C" void run(const Arguments* arguments, int clusters, int layers, int shared_bytes, int order, uint64_t seed,
@@ -16,7 +16,7 @@ extern "C" void run(const Arguments* arguments, int clusters, int layers, int sh
   gpu_body = [] { KERNEL(gpu_arguments); };
   gpu::order = order, gpu::seed = seed, threads_of_program = THREADS;
   ranges.clear();
-  for (int i = 0; i < count; i++) ranges.push_back({(const char*)starts[i], sizes[i]});
+  for (int i = 0; i < count; i++) ranges[(const char*)starts[i]] = (const char*)starts[i] + sizes[i];
   grid = {unsigned(C), unsigned(clusters), unsigned(layers)};
 
   auto memory = [](size_t bytes) {
@@ -37,6 +37,7 @@ extern "C" void run(const Arguments* arguments, int clusters, int layers, int sh
       programs.assign(C, {});
       ready.clear();
       of_warps.assign(C * WARPS, {});
+      first_rank = 0;
       ranks.resize(C * WARPS);
       for (int i = 0; i < C * WARPS; i++) {  // a random permutation
         const int other = random_below(i + 1);
@@ -55,17 +56,14 @@ extern "C" void run(const Arguments* arguments, int clusters, int layers, int sh
         Fiber& fiber = fibers[i];
         fiber.thread = {unsigned(t), 0, 0}, fiber.block = {unsigned(c), y, z};
         fiber.program = &programs[c], fiber.warp = &programs[c].warps[t / 32], fiber.lane = t % 32, fiber.number = i;
-        void** top = (void**)(stacks + STACK * (i + 1)) - 2;  // the stack is as after a call
+        // The stack is as after a call. Stacks begin in different lines of the processor's cache.
+        void** top = (void**)(stacks + STACK * (i + 1) - i % 32 * 192) - 2;
         *top = (void*)gpu_fiber;
         fiber.stack = top - 6;
         make_ready(i);
       }
-      while (left) {
-        const int fiber = next();
-        if (fiber < 0) fail("all threads wait");
-        self = &fibers[fiber];
-        gpu_switch(&scheduler, self->stack);
-      }
+      self = &fibers[next()];
+      gpu_switch(&scheduler, self->stack);
     }
   for (char* y : shared) munmap(y, 2 * GUARD + pages);
   munmap(stacks, STACK * C * THREADS);
