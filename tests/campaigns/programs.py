@@ -6,7 +6,6 @@ A *fresh* process starts Python. A *forked* one begins after the imports, which 
 import contextlib
 import multiprocessing
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -15,9 +14,9 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
+from tests.runners.processes import PRELOADED
+
 ROOT = Path(__file__).parents[2]
-MEMORY = 3 * 2**30
-"""Bytes that a forked process may hold, and that it takes for the memory of the machine."""
 ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     "OMP_NUM_THREADS": "1",
@@ -25,14 +24,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONUNBUFFERED": "1",
 }
-MAINS = {
-    "mad": "runners.mad.__main__",
-    "c4": "runners.c4.__main__",
-    "compare": "runners.compare",
-    "mad.reference": "runners.mad.reference.__main__",
-    "theory": "runners.theory.__main__",
-    "bench": "runners.bench.__main__",
-}
+MAINS = {"mad": "runners.mad.__main__", "c4": "runners.c4.__main__"}
 """The module that holds the function ``main`` of each program."""
 
 
@@ -102,10 +94,6 @@ class Started:
                     return bool(int(line.split()[1], 16) >> (number - 1) & 1)
         return False
 
-    def printed(self) -> str:
-        """What it has printed so far."""
-        return "".join((self.folder / f"{self.name}.{kind}").read_text(errors="replace") for kind in ("out", "err"))
-
     def send(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         with contextlib.suppress(ProcessLookupError):
@@ -143,36 +131,22 @@ def spawn(command: Sequence[str], folder: Path, name: str = "fresh") -> Started:
 
 
 def fault(end: End, allowed: Sequence[int]) -> str | None:
-    """Return what is wrong with an end: a status that is not allowed, a traceback, a refusal that is no line.
-
-    A refusal may have one line before it, as on an earlier checkpoint that is used in place of the newest. The parser
-    of options has boxes of its own, which end with how to get help.
-    """
+    """Return what is wrong with an end: a traceback, or a status that is not allowed."""
     if "Traceback (most recent call last)" in end.err:
         return f"traceback: {end.last}"
-    if end.status not in allowed:
-        return f"status {end.status}: {end.last}"
-    lines = end.err.splitlines()
-    if (
-        end.status == 2
-        and "full helptext" not in end.err
-        and ([line.startswith("error: ") for line in lines][-1:] != [True] or len(lines) > 2)
-    ):
-        return f"refused in {len(lines)} lines: {end.err[:300]!r}"
-    return None
+    return None if end.status in allowed else f"status {end.status}: {end.last}"
 
 
 def _forks() -> multiprocessing.context.ForkServerContext:
     """The context whose processes are forks of one that has imported all programs."""
     os.environ.update(ENVIRONMENT)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, *MAINS.values(), "optuna_dashboard", "runners.mad.diagnosis.diagnose"])
+    context.set_forkserver_preload([__name__, *PRELOADED, "runners.mad.diagnosis.diagnose"])
     return context
 
 
 def _run(program: str, arguments: list[str], folder: str, name: str) -> None:
     """Body of a forked process."""
-    from runners import device as memory
     from runners.ending import run_command
     from runners.interrupt import end_at_once
 
@@ -180,11 +154,6 @@ def _run(program: str, arguments: list[str], folder: str, name: str) -> None:
     os.setsid()
     for number, kind in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{name}.{kind}", os.O_WRONLY), number)
-
-    # What does not fit must be refused, not tried.
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (2 * MEMORY, most))
-    memory.total_memory = lambda device: MEMORY
 
     sys.argv = [program, *arguments]
     end_at_once()
