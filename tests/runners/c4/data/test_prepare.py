@@ -16,6 +16,7 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 
+import runners
 from runners.c4.data import prepare as data
 from runners.c4.data import sources
 from runners.c4.data.corpus import Corpus, Windows, open_shard
@@ -202,7 +203,7 @@ def test_after_a_kill_at_any_moment_the_corpus_is_that_of_an_uninterrupted_run(
         for name, content in whole.items():
             if name.encode().partition(b".")[0] not in (manifest or b""):
                 (folder / name).write_bytes(content[: len(content) // 2])
-        (folder / ".train-00001.tokens-abc.npy").write_bytes(b"half")
+        (folder / ".unfinished-abc.npy").write_bytes(b"half")
         (folder / "manifest.json").unlink()
         if manifest:
             (folder / "manifest.json").write_bytes(manifest)
@@ -392,6 +393,10 @@ def test_a_tokenizer_reads_all_of_a_text_and_special_tokens_as_text(source: Sour
     assert [encoding.ids for encoding in loaded.encode_batch(texts)] == expected
     assert end_of_text(loaded) not in loaded.encode(f"a {END} b").ids
     assert loaded.decode(loaded.encode(f"a {END} b").ids) == f"a {END} b"
+
+    # No program loads one in another way.
+    sources = [path for path in Path(runners.__file__).parent.rglob("*.py") if "Tokenizer.from_" in path.read_text()]
+    assert [path.name for path in sources] == ["tokenizer.py"]
 
 
 @pytest.mark.usefixtures("unreachable")
