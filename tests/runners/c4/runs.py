@@ -1,8 +1,6 @@
 """Small runs on the CPU, and what interrupts them."""
 
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,17 +114,6 @@ class At:
     def __call__(self, row: StepRow) -> None:
         if row.step == self.step:
             self.act()
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Let the system refuse to write files of more bytes, as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def interrupt() -> None:

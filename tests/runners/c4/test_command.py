@@ -186,13 +186,6 @@ def test_bad_input_is_one_line_and_status_2(
     assert not (tmp_path / "c4").exists()
 
 
-@pytest.mark.parametrize("option", ["--colour", "--mixer.window"])
-def test_an_unknown_option_ends_with_status_2(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        command.main(["--preset", "tiny", option, "3"])
-    assert option in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("arguments", [["--batch-size", "10000000"], ["--width", "262144"]])
 def test_what_cannot_fit_is_refused_in_one_line_before_anything_is_written(
     words: list[str],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mixers.base import Shape
-from runners.c4.config import HEAD_WIDTH, PRESETS, SIZES, TOKENIZER, Config, identity, with_tokenizer
+from runners.c4.config import PRESETS, TOKENIZER, Config, identity, with_tokenizer
 from runners.c4.data.tokenizer import file_beside
 
 
@@ -17,15 +17,6 @@ def test_the_default_is_the_papers_300m_model_of_six_layers() -> None:
     shape = Shape(width=2048, mlp_width=8192, layers=6)
     assert (config.mixer, config.shape(), config.head_count()) == ("rt", shape, 32)
     assert config.tokens == pytest.approx(6.5e9, rel=0.01)  # "about 6b tokens"
-
-
-@pytest.mark.parametrize(("size", "layers"), [(size, layers) for size in SIZES for layers in SIZES[size]])
-def test_models_of_one_size_have_heads_of_64_and_as_many_parameters(size: Any, layers: int) -> None:
-    config = Config(size=size, layers=layers)
-    shape = config.shape()
-    assert config.head_count() * HEAD_WIDTH == shape.width
-    assert shape.mlp_width == 4 * shape.width
-    assert 12 * shape.width**2 * layers == pytest.approx(int(size[:3]) * 1e6, rel=0.05)
 
 
 def test_widths_of_ones_own_replace_those_of_the_table() -> None:

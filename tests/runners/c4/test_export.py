@@ -13,12 +13,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-import runners
 from runners.c4 import export as module
 from runners.c4 import load_model
-from runners.c4.evaluation.downstream import encode_pair
-from runners.c4.evaluation.generate import encode_prompt
-from runners.c4.evaluation.gradients import first_windows
 from runners.c4.export import export, load_config, main
 from runners.files import DamagedFileError
 from tests.runners.c4.runs import configured, folder_of, run
@@ -61,22 +57,6 @@ def test_an_exported_model_computes_what_the_checkpoint_does(
     assert str(tmp_path.parent) not in json.dumps(description)  # no path of this machine
 
 
-def test_programs_read_special_tokens_in_texts_as_the_model_was_trained_on_them(trained: Path, tmp_path: Path) -> None:
-    """generate, gradients, lm_eval and downstream sets have their tokenizer from ``load_model``; one function loads."""
-    export(trained, tmp_path / "my_model")
-    text = "kan </s> lor"
-    for _, tokenizer in (load_model(trained), load_model(tmp_path / "my_model")):
-        end = tokenizer.token_to_id("</s>")
-        pair = encode_pair(tokenizer, text, " mis </s>", end)
-        assert end not in [*encode_prompt(tokenizer, text), *pair.context, *pair.continuation]
-        once = [*tokenizer.encode(text).ids, end]
-        windows = first_windows(iter([text] * 2), tokenizer, 1, 2 * len(once))
-        assert windows[0].tolist() == [end, *once, *once]
-
-    sources = [path for path in Path(runners.__file__).parent.rglob("*.py") if "Tokenizer.from_" in path.read_text()]
-    assert [path.name for path in sources] == ["tokenizer.py"]
-
-
 class Tied(nn.Module):
     """A layer with tied parameters, a frozen one, and a random buffer that no file keeps."""
 
@@ -112,7 +92,10 @@ def test_an_export_that_fails_is_one_line_and_leaves_nothing(
 
     (tmp_path / "mine").write_text("mine")
     monkeypatch.setattr(module, "save_tensors", full)
-    for name, words in (("mine", "mine exists: name a new folder"), ("other", "No space left on device")):
+    for name, words in (
+        ("mine", "mine exists: name a new folder"),
+        ("other", "free some space, then the same command resumes"),
+    ):
         with pytest.raises(SystemExit, match="2"):
             main([str(trained), str(tmp_path / name)])
         (line,) = capsys.readouterr().err.splitlines()

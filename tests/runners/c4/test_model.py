@@ -309,25 +309,6 @@ def test_a_layer_that_cannot_be_traced_still_has_a_cost(
     assert found["flops_per_token"] == 6 * (found["parameters_without_embeddings"] + 16 * padded_vocab(VOCAB))
 
 
-class ReadsValues(Untraceable):
-    """Needs tensors with values while it is built."""
-
-    def __init__(self, config: Untraceable.Config, shape: Shape) -> None:
-        super().__init__(config, shape)
-        self.rates = torch.linspace(0.5, 0.9, shape.width).tolist()
-
-
-def test_a_layer_that_reads_values_while_it_is_built_has_the_cost_of_the_whole_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(MIXERS, "reads", ReadsValues)
-    config = replace(SMALL, mixer="reads")
-    state = torch.get_rng_state()
-    parameters = facts(config, {}, VOCAB)["parameters"]
-    assert torch.equal(torch.get_rng_state(), state)
-    assert parameters == sum(p.numel() for p in build(config, {}, VOCAB).parameters())
-
-
 def test_the_dry_run_states_parameters_operations_memory_steps_and_tokens() -> None:
     def rendered(config: Config) -> str:
         console = Console(width=120)

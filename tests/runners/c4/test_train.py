@@ -92,13 +92,6 @@ def test_the_peak_is_that_of_the_gpu_s_own_variant(
     assert peak_flops(torch.device("cuda")) == peak
 
 
-def test_the_loss_falls_and_the_record_is_kept(texts: Path, tmp_path: Path) -> None:
-    config = configured(texts, tmp_path, steps=40, lr=3e-2)
-    record = run(config)
-    assert loss_of(record) < rows(config)[0].loss - 0.3
-    assert run(config, At(1, interrupt)) == record
-
-
 def test_steps_are_those_of_adamw_written_out(texts: Path, tmp_path: Path) -> None:
     """Gradients longer than ``clip`` are scaled down to it; gains, which a name tells here, do not decay."""
     config = configured(

@@ -95,12 +95,6 @@ def test_a_run_sees_the_tokens_it_asked_for_even_if_there_are_more(tmp_path: Pat
     assert rows_of(windows.batch(0, len(windows))) == [window(i) for i in range(len(windows))]
 
 
-def test_a_shard_that_vanished_is_named(corpus: Corpus) -> None:
-    (corpus.folder / "train-98.documents.npy").unlink()
-    with pytest.raises(ValueError, match=r"train-98 is damaged .*: delete the folder"):
-        Windows(corpus, "train", T, 0)
-
-
 @pytest.mark.parametrize(("piece", "seq_len"), [(2**18, 7), (21, 7), (1, 5), (30, 4)])
 def test_the_bytes_of_every_target_count_once_whatever_the_size_of_a_piece(
     piece: int, seq_len: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mixers import MIXERS
 from mixers.base import Shape
 from mixers.models import LanguageModel
+from runners.c4.data.convert import train_tokenizer
 from runners.c4.evaluation import generate as module
 from runners.c4.evaluation.generate import Sampling, draw, encode_prompt, generate, generate_tokens, main
 
@@ -110,15 +111,7 @@ class Recital(torch.nn.Module):
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     """Bytes as tokens, so that a character may take several of them."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        special_tokens=["</s>"], initial_alphabet=alphabet, vocab_size=300, show_progress=False
-    )
-    made.train_from_iterator(["the cat sat on the mat, über Öl"], trainer)
-    return made
+    return train_tokenizer(["the cat sat on the mat, über Öl"], 300)
 
 
 def test_pieces_are_whole_characters_and_make_up_the_text(tokenizer: Tokenizer) -> None:
