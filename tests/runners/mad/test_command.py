@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,7 +113,3 @@ def test_too_little_memory_is_one_line_that_names_together(
     assert error.startswith("stopped: too little memory (MemoryError: CUDA out of memory")
     assert "lower --together, which is 3 here" in error
     assert error.count("\n") == 1
-
-
-def test_an_odd_width_and_a_layer_of_no_finite_outputs(refused: Callable[..., str]) -> None:
-    assert "heads: 2 must divide the model width 15" in refused(*COMMAND, "--width", "15")

@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -159,14 +158,7 @@ def test_a_call_that_fails_outside_of_the_layers_code_is_one_line(
     assert message in error
 
 
-def test_what_the_layer_raises_is_passed_on_with_its_name() -> None:
-    layer = faulty(lambda z: z.no_such_thing)(Transformer.Config(heads=2), Shape(width=16, mlp_width=32))
-    with pytest.raises(AttributeError, match="no_such_thing") as caught:
-        check_layer("faulty", layer, CPU)
-    assert caught.value.__notes__ == ["while mixer 'faulty' was called"]
-
-
-def test_so_is_what_its_backward_pass_raises() -> None:
+def test_what_the_backward_pass_raises_is_passed_on_with_the_layers_name() -> None:
     class Backwardless(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, z: Tensor) -> Tensor:
@@ -430,19 +422,6 @@ def test_the_layers_that_the_documentation_shows_train(
     assert (costs(find_mixer(name), find_mixer(name).Config(), Shape(width=16)).state_floats is None) == (
         module == "running_mean"
     )
-
-
-@pytest.mark.usefixtures("undiagnosed")
-def test_a_module_of_another_library_trains_without_an_edit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copy(Path(strangers.__file__), tmp_path / "stranger.py")
-    monkeypatch.syspath_prepend(tmp_path)
-    command = ["--task", "compression", "--task.train-examples", "64", "--task.eval-examples", "30", *COMMAND[6:]]
-    command += ["--mixer", "stranger:GatedToy", "--mixer.num-heads", "2", "--mixer.layer-idx", "3"]
-    mad.main([*command, "--mixer.use-gate", "False", "--lr", "1e-3", "--out", str(tmp_path / "results")])
-    label = "stranger:GatedToy-num-heads-2-no-use-gate-layer-idx-3"
-    assert f"{label} on compression (custom): " in capsys.readouterr().out
 
 
 def test_a_plain_module_reaches_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,9 +25,6 @@ class Unfinished(nn.Module):
     def __init__(self, dim):
         super().__init__()
         self.b = self.a
-class Exits(Product):
-    def forward(self, x):
-        raise SystemExit(0)
 class Keyed(nn.Module):
     def __init__(self, dim):
         super().__init__()
@@ -89,22 +86,10 @@ def test_an_error_of_a_users_layer_is_one_line_with_its_place_and_a_file_with_it
     Path(traceback).unlink()
 
 
-def test_a_layer_that_ends_the_program_is_one_line(
-    layers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = [*SMALL, "--mixer", "layers_that_fail:Exits", "--out", str(tmp_path / "out")]
-    with pytest.raises(SystemExit) as end:
-        run_command(lambda: mad.main(command), "interrupted")
-    assert end.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {layers}:16, in Exits.forward(x (2, 40, 16)): SystemExit: 0; traceback: ")
-    Path(error.rpartition("traceback: ")[2].strip()).unlink()
-
-
 def test_what_a_layer_refuses_is_one_line_with_its_place(layers: Path, refused: Callable[..., str]) -> None:
     error = refused(*SMALL, "--mixer", "layers_that_fail:Keyed")
     assert error.startswith("error: cannot build mixer 'layers_that_fail:Keyed'")
-    assert f"{layers}:20, in Keyed.__init__: no such dim" in error
+    assert f"{layers}:17, in Keyed.__init__: no such dim" in error
 
 
 def test_a_module_that_ends_the_program_on_import_is_one_line(

@@ -1,6 +1,5 @@
 """The Python API of the diagnostics."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -133,12 +132,6 @@ def test_what_does_not_fit_is_one_clear_error_and_leaves_nothing_behind(
     with pytest.raises(ValueError, match=message):
         study(**{"mixer": "transformer", "task": "in-context-recall", **SMALL, **arguments, "out": tmp_path / "out"})
     assert not (tmp_path / "out").exists()
-
-
-def test_an_unknown_argument_is_an_error_that_names_all() -> None:
-    with pytest.raises(TypeError, match=r"no argument 'learning_rate': choose from mixer, task, .*lr, "):
-        study("transformer", "mqar", learning_rate=1e-3)
-    assert {"lr", "reference", "keep"} <= {field.name for field in fields(Options)}
 
 
 @pytest.mark.usefixtures("undiagnosed")

@@ -17,7 +17,7 @@ from torch import Tensor
 from mixers import MIXERS
 from mixers.base import Shape
 from mixers.models import BACKBONES, Backbone
-from runners.files import DamagedFileError, save_tensors
+from runners.files import save_tensors
 from runners.interrupt import StoppedError
 from runners.mad.training import ensemble as evaluate_module
 from runners.mad.training import loop as train_module
@@ -127,26 +127,6 @@ def in_step(number: int, act: Callable[[], None], patch: pytest.MonkeyPatch) -> 
         return train_step(members, *batch)
 
     patch.setattr(Ensemble, "train_step", acting)
-
-
-def test_a_training_killed_between_two_evaluations_goes_on_bitwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    protocol = replace(PROTOCOL, evaluations=1)
-    whole = train(build, TASK, protocol, RUNS, CPU, paths(tmp_path / "whole"))
-
-    def kill() -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train_module, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
-        in_step(13, kill, patch)
-        with pytest.raises(KeyboardInterrupt):
-            train(build, TASK, protocol, RUNS, CPU, paths(tmp_path))
-    before: list[int] = []
-    resumed = train(build, TASK, protocol, RUNS, CPU, paths(tmp_path), resumed=lambda step, _: before.append(step))
-    assert before == [12]
-    assert_equal(whole, resumed)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -355,13 +335,6 @@ def test_every_example_is_seen_once_an_epoch_in_an_order_of_its_own() -> None:
     orders = [data_order(seed, epoch, 50).tolist() for seed in range(2) for epoch in range(2)]
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert len({tuple(order) for order in orders}) == 4
-
-
-def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
-    for path in paths(tmp_path):
-        path.write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{broken}")
-    with pytest.raises(DamagedFileError, match=r"0\.safetensors is damaged"):
-        train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path))
 
 
 def test_training_does_not_read_the_test_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
