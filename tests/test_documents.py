@@ -115,10 +115,3 @@ def test_the_page_of_files_explains_every_field_of_a_record() -> None:
 def test_the_readme_names_every_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in readme] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_no_line_of_prose_is_longer_than_120_characters(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    prose = re.sub(r"^```.*?^ *```$|^ *\|.*?$", "", text, flags=re.MULTILINE | re.DOTALL)
-    assert [line for line in prose.splitlines() if len(line) > 120] == []

@@ -20,7 +20,7 @@ from mixers.rt.dispatch import choose
 from mixers.rt.layer import RecurrentTransformer
 from runners.bench import diagnostics, layers, measure, pretraining
 from runners.bench.__main__ import main
-from runners.bench.measure import Case, Common, Implementation, Pass, Record, captured, check, draw, exponents, pass_ms
+from runners.bench.measure import Case, Common, Implementation, Pass, Record, check, draw, exponents
 from runners.c4.step import ModelStepper
 from runners.report.published import benchmark_table, read_benchmarks
 
@@ -340,18 +340,6 @@ def test_a_model_that_lacks_memory_is_trained_in_parts(tmp_path: Path, monkeypat
 # What only a GPU does, with its functions replaced.
 
 
-def test_short_passes_on_a_gpu_are_timed_by_triton_and_long_ones_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    testing = pytest.importorskip("triton.testing")
-    monkeypatch.setattr(measure, "REPEAT_MS", 20.0)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("wait"))
-    monkeypatch.setattr(testing, "do_bench", lambda run, warmup, rep, return_mode: 0.5)
-    calls: list[str] = []
-    gpu = torch.device("cuda", 0)
-    assert pass_ms(lambda: calls.append("run"), 19.0, gpu) == 0.5
-    assert pass_ms(lambda: calls.append("run"), 21.0, gpu) < 20.0
-    assert calls == ["wait", "run", "wait"]
-
-
 @pytest.mark.parametrize("writes", [True, False])
 def test_a_graph_that_writes_nothing_is_wrong(writes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_device(run: Callable[[], None]) -> Callable[[], None]:
@@ -361,25 +349,6 @@ def test_a_graph_that_writes_nothing_is_wrong(writes: bool, monkeypatch: pytest.
     monkeypatch.setattr(measure, "captured", without_device)
     _, problem = check(Implementation(mixer="transformer", graph=True), SHAPE, 2, 2, CPU)
     assert (problem is None) == writes
-
-
-def test_a_graph_is_captured_after_two_passes_on_a_side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-
-    class Fake:
-        def wait_stream(self, other: object) -> None:
-            order.append("wait")
-
-        def replay(self) -> None:
-            order.append("replay")
-
-    monkeypatch.setattr(torch.cuda, "Stream", Fake)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Fake)
-    monkeypatch.setattr(torch.cuda, "current_stream", Fake)
-    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-    monkeypatch.setattr(torch.cuda, "graph", contextlib.nullcontext)
-    captured(lambda: order.append("run"))()
-    assert order == ["wait", "run", "run", "wait", "run", "replay"]
 
 
 # Options.

@@ -77,23 +77,6 @@ def test_the_simulation_fails_if_any_weight_is_wrong(part: int, monkeypatch: pyt
     assert any(check.error > 1e-5 for check in check_simulation(0))
 
 
-def test_the_simulation_fails_if_a_layer_overwrites_its_carry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Later positions read keys from the carry of earlier outputs; a layer that reads inputs has the same scores."""
-
-    def overwriting(weights: NormFree, heads: int, scale: float, index: int) -> NormFree:
-        right = simulate(weights, heads, scale, index)
-        carry, _, _ = simulation.blocks(len(weights.q_DD), index)
-        down_DF = right.down_DF.clone()
-        down_DF[:, : weights.down_DF.shape[1]] += carry @ weights.down_DF
-        return right._replace(down_DF=down_DF)
-
-    _, right_error = simulation.simulation_errors(1, LENGTH, HEADS, WIDTH, 0)
-    monkeypatch.setattr(simulation, "simulate", overwriting)
-    _, wrong_error = simulation.simulation_errors(1, LENGTH, HEADS, WIDTH, 0)
-    assert right_error < 1e-12
-    assert wrong_error > 1e-3
-
-
 @pytest.mark.parametrize("seed", [1, 2])  # the command takes 0
 def test_errors_stay_at_rounding_whatever_the_seed(seed: int) -> None:
     checks = [*check_simulation(seed), *check_gradient(seed)]
