@@ -11,9 +11,9 @@
     python -m runners.mad --list
 
 By default, a layer is trained at the six points of the published grid (Oncescu et al. 2026, appendix "Synthetic
-experiments") on the task's baseline setting. With ``--preset full``, as the reference results, it is trained at ten
-points and with five seeds at the best one. The same command resumes an interrupted training. Reference results of the
-same task and settings are shown beside yours; ``--reference none`` leaves them out.
+experiments") on the task's baseline setting. ``--preset full`` is the reference protocol, that of the reference
+results: ten points, and five seeds at the best one. The same command resumes an interrupted training. Reference results
+of the same task and settings are shown beside yours; ``--reference none`` leaves them out.
 """
 
 from runners.interrupt import end_at_once

@@ -56,7 +56,8 @@ class Metrics:
         sequence_accuracy: share of sequences in [0, 1] whose scored positions are all right.
         token_accuracy: share of scored positions in [0, 1] that are right.
         loss: mean cross-entropy of the scored positions in nats.
-        score: value by which runs and evaluations are selected, see ``tasks.metrics.score``.
+        score: value that picks the best evaluation of a run, and the seed whose model is diagnosed; see
+            ``tasks.metrics.score``.
     """
 
     sequence_accuracy: float
