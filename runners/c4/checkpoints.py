@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 KEPT = 2
 """Number of checkpoints that are kept: the newest ones."""
-RANDOM, CURVE = "random", "curve"
-"""Names of the tensors that hold the state of the random number generator, and the rows of the curve."""
+CURVE = "curve"
+"""Name of the tensor that holds the rows of the curve."""
 MODEL = "model"
 """Attribute of the trained module that holds the language model."""
 TRAIN_AGAIN = "delete it and the record.json of its run, and run the command of the training again"
@@ -157,7 +157,6 @@ def save(
     tensors: dict[str, Tensor] = {f"model.{name}": y for name, y in weights.items()}
     for name, values in moments["state"].items():
         tensors |= {f"optimizer.{name}.{key}": torch.as_tensor(y) for key, y in values.items()}
-    tensors[RANDOM] = torch.get_rng_state()
     numbers = [[math.nan if y is None else y for y in vars(row).values()] for row in rows]
     tensors[CURVE] = torch.tensor(numbers, dtype=torch.float64)
 
@@ -199,7 +198,6 @@ def restore(folder: Path, tensors: dict[str, Tensor], model: nn.Module, optimize
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     set_state_dict(model, optimizer, model_state_dict=found, optim_state_dict=moments, options=options)
-    torch.set_rng_state(tensors[RANDOM])
 
 
 def load_run(path: Path) -> tuple[LanguageModel, "Tokenizer"]:

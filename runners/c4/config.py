@@ -329,8 +329,7 @@ def identity(config: Config, options: dict[str, Any], corpus: str) -> Identity:
     kind += "-authors" if config.parametrisation == "authors" else ""
     point = f"lr{config.lr:g}-beta{config.beta2:g}-seed{config.seed}"
     digest = _digest([fingerprint, varied])[:8]
-    older = (config.out / "c4").glob(f"*-{digest}")  # names of older versions lack the layer's options
-    folder = next(older, config.out / "c4" / f"{kind}-{point}-{digest}")
+    folder = config.out / "c4" / f"{kind}-{point}-{digest}"
     return Identity(study=f"{kind}-{fingerprint[:8]}", fingerprint=fingerprint, folder=folder)
 
 

@@ -36,6 +36,7 @@ from runners.device import require_memory
 from runners.options import applicable, from_keywords
 from runners.progress import open_console
 from runners.records import Record, read_all
+from runners.runs import name_older
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,8 +190,7 @@ def train_config(config: Config, options: dict[str, Any], world: World, console:
     require_shared(config.out, world)
     if world.is_first:
         config.log_in()
-    if old := [*(config.out / "c4").glob("*/result.json")]:
-        console.print(f"{len(old)} runs in {config.out} are of an older version, and left as they are", soft_wrap=True)
+    name_older(config.out, console)
     corpus = corpus_of(config, console)
 
     # Training.

@@ -62,7 +62,7 @@ from runners.mad.training.loop import CurvePoint, train
 from runners.mad.training.protocol import Run
 from runners.progress import open_console
 from runners.records import Columns, Record, commit, read_all, table_of, versions, write
-from runners.runs import claimed
+from runners.runs import claimed, name_older
 from runners.search import Outcome, ask, catch_up, naming_storage, open_storage, open_study, report, tell
 
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -93,9 +93,7 @@ def train_studies(
     """
     devices = find_devices(options.device)[: len(experiments) * len(options.runs)]
     storage = open_storage(options.place)
-    if (options.out / "studies.journal").exists() or any(options.out.glob("runs/*/config.json")):
-        said = "results of an older version (runs, studies.journal), which stay as they are and are not read"
-        console.print(f"{options.out} has {said}", soft_wrap=True)
+    name_older(options.out, console)
     helping = on_other_gpus(devices, experiments, options)
     with naming_storage(options.place), Display(console, options) as display, helping:
         for experiment in experiments:
