@@ -1,9 +1,7 @@
 """Every option of a pretraining run, the presets, and the identity of a run."""
 
-import inspect
 import math
 import re
-import sys
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from json import dumps
@@ -11,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mixers.base import Shape
-from mixers.named import is_path
-from mixers.registry import find_mixer, variant_label
+from mixers.named import is_path, text_of
+from mixers.registry import variant_label
 from runners.c4.data.tokenizer import file_beside
 from runners.options import flag_of
 from runners.tracking import Tracking
@@ -314,13 +312,7 @@ def identity(config: Config, options: dict[str, Any], corpus: str) -> Identity:
     values = {name: value for name, value in asdict(config).items() if name not in INCIDENTAL}
     varied = {name: values.pop(name) for name in VARIED}
 
-    # The text of a user's module, or of the class if no file holds it.
-    text = ""
-    if is_path(config.mixer):
-        find_mixer(config.mixer)  # imports the module
-        module, _, name = config.mixer.partition(":")
-        file = getattr(sys.modules[module], "__file__", None)
-        text = Path(file).read_text("utf-8") if file else inspect.getsource(getattr(sys.modules[module], name))
+    text = text_of(config.mixer) if is_path(config.mixer) else ""
     fingerprint = _digest([values, options, corpus, text])
 
     # The digests identify study and run; the rest of their names describes them to a reader.

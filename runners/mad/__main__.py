@@ -29,7 +29,7 @@ from functools import partial
 from runners.ending import run_command, user_errors
 from runners.mad.experiment import choose_layers, plan
 from runners.mad.options import read_options
-from runners.mad.search import prepare, train_and_rank
+from runners.mad.search import prepare, print_and_rank, train_studies
 from runners.options import print_help
 from runners.progress import open_console
 from runners.search import shown
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             print_plan(experiments, options, console)
             return
-        own, found = train_and_rank(experiments, options, reference, console)
+        own, found = print_and_rank(train_studies(experiments, options, console), options, reference, console)
 
         # The chart; where everything is.
         from runners.mad.charts import plot_comparison  # imports Matplotlib

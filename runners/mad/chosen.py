@@ -15,6 +15,7 @@ from runners.files import DamagedFileError, load_info, load_tensors, read_json
 from runners.mad.experiment import Experiment, Say
 from runners.mad.options import Options
 from runners.mad.points import GridPoint, choose, chosen, points
+from runners.mad.tables import setting_of
 from runners.mad.training.ensemble import Ensemble, Resident, evaluate
 from runners.mad.training.protocol import Run
 from runners.records import RECORD, Record, read, read_all, table_of, write
@@ -195,7 +196,8 @@ def diagnose_best(experiment: Experiment, options: Options, say: Say) -> None:
             write(best["file"].parent, replace(record, profile=shown))
 
     for name, reason in read_json(file).get("unreadable_sets", {}).items():
-        say(f"diagnosis without {name!r}: {experiment.label} on {experiment.setting} cannot be read there: {reason}")
+        where = setting_of(experiment.task, experiment.difficulty)
+        say(f"diagnosis without {name!r}: {experiment.label} on {where} cannot be read there: {reason}")
 
 
 def delete_models(experiment: Experiment, table: pd.DataFrame, options: Options) -> None:

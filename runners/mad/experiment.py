@@ -1,23 +1,23 @@
 """An experiment: a layer on a task under a protocol; and the experiments that follow from the options."""
 
 import hashlib
-import inspect
 import json
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache, cached_property, lru_cache
-from importlib import import_module
+from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from mixers import MIXERS
 from mixers.base import Layer, Shape, switch, switched_off
 from mixers.costs import Costs, costs
 from mixers.matching import FIGURES, count, match
 from mixers.models import BACKBONES, Backbone
-from mixers.named import is_path
+from mixers.named import is_path, text_of
 from mixers.ops.numerics import product_precision
 from mixers.options import override
 from mixers.registry import building, changed, find_mixer, variant_label
@@ -34,6 +34,9 @@ from tasks.base import Task
 
 LONGEST_NAME = 180
 """Largest number of characters in a study's name, which names its folder; file systems allow 255 bytes."""
+
+POSITIONS_ON_A_CPU = 2**15
+"""Positions of a step beyond which more runs at once save little time on a CPU, but need more memory."""
 
 Say = Callable[[str], None]
 """Prints a line."""
@@ -110,6 +113,13 @@ class Experiment(LayerChoice):
         """Optimizer steps of a run."""
         return self.protocol.total_steps(self.task_config.train_examples)
 
+    def runs_at_once(self, together: int, device: torch.device) -> int:
+        """Return how many runs are trained as one ensemble: ``together``, fewer on a CPU if a run's steps are long."""
+        if device.type != "cpu":
+            return together
+        positions = self.protocol.batch_size * self.task_config.train_length
+        return max(1, min(together, POSITIONS_ON_A_CPU // positions))
+
     def build(self) -> Backbone:
         """Build a model whose parameters are drawn from torch's global generator."""
         task = self.instance
@@ -124,15 +134,9 @@ class Experiment(LayerChoice):
         settings = {name: value for name, value in asdict(self).items() if name not in left_out}
         for name in switched_off(self.mixer_config):
             del settings["mixer_config"][name]
-        paths = [name.split(":") for name in (self.mixer, self.task) if is_path(name)]
-        texts = [text_of(getattr(import_module(module), of_class)) for module, of_class in paths]
+        texts = [text_of(name) for name in (self.mixer, self.task) if is_path(name)]
         content = [settings, data_fingerprint(self.instance), *texts]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-    @property
-    def setting(self) -> str:
-        """The task, with its difficulty unless it is the baseline."""
-        return self.task if self.difficulty == "baseline" else f"{self.task} ({self.difficulty})"
 
     @property
     def name(self) -> str:
@@ -195,25 +199,31 @@ def plan(
     precision = product_precision(find_devices(options.device)[0])
     configs = {task: find_task(task).Config for task in expand(options.task, TASKS)}
 
-    experiments = []
+    experiments: list[Experiment] = []
     for task, values in applicable("task", task_options, configs, say).items():
-        # A layer has the difficulties by the names that its widths, which --match may have chosen, give them.
-        own = [replace(options, width=y.shape.width, mlp_width=y.shape.mlp_width, match=None) for y in layers]
-        for of_layers in zip(*(difficulties(task, of_layer, values) for of_layer in own), strict=True):
-            options.protocol.check(of_layers[0][1].train_examples)
-            experiments += [
-                Experiment(
-                    **{entry.name: getattr(layer, entry.name) for entry in fields(layer)},
-                    task=task,
-                    task_config=task_config,
-                    difficulty=difficulty,
-                    protocol=options.protocol,
-                    precision=precision,
-                    preset=preset_name(of_layer),
-                    one_by_one=options.one_by_one,
-                )
-                for layer, of_layer, (difficulty, task_config) in zip(layers, own, of_layers, strict=True)
-            ]
+        by_layer = []
+        for layer in layers:
+            # Widths, which --match may have chosen, decide whether results have the preset's name.
+            adapted = replace(options, width=layer.shape.width, mlp_width=layer.shape.mlp_width, match=None)
+            by_layer.append(
+                [
+                    Experiment(
+                        **{entry.name: getattr(layer, entry.name) for entry in fields(layer)},
+                        task=task,
+                        task_config=task_config,
+                        difficulty=difficulty,
+                        protocol=options.protocol,
+                        precision=precision,
+                        preset=preset_name(adapted),
+                        one_by_one=options.one_by_one,
+                    )
+                    for difficulty, task_config in difficulties(task, adapted, values)
+                ]
+            )
+        experiments += chain(*zip(*by_layer, strict=True))
+
+    for experiment in experiments:
+        options.protocol.check(experiment.task_config.train_examples)
     return experiments
 
 
@@ -301,21 +311,9 @@ def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tu
     return [(name, configured(**changes)) for name, changes in chosen]
 
 
-@cache
-def text_of(kind: type) -> str:
-    """Return the text that a result of a user's class depends on, as it was when the class was first used.
-
-    It is that of the module that defines the class; of a class of a notebook or a program, its own.
-    """
-    try:
-        return inspect.getsource(kind if kind.__module__ == "__main__" else sys.modules[kind.__module__])
-    except (OSError, TypeError):  # a notebook has no file, but its functions have texts
-        return "".join(inspect.getsource(entry) for entry in vars(kind).values() if inspect.isfunction(entry))
-
-
 @dataclass(frozen=True)
 class _ByText:
-    """A configuration as a key: it may hold lists, which are none."""
+    """A configuration as a key of a cache: equal by its text, since one with lists has no hash."""
 
     text: str
     config: Any = field(compare=False)

@@ -1,6 +1,7 @@
 """The options of pretraining: the paper's table, what is refused, and what makes two runs the same run."""
 
 import re
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -127,4 +128,5 @@ def test_a_users_module_with_another_text_makes_another_study(tmp_path: Path, mo
     first = identity(config, {}, "text")
     assert identity(config, {}, "text") == first
     file.write_text(text + "# changed\n")
+    monkeypatch.delitem(sys.modules, "layer_of_a_user")
     assert identity(config, {}, "text").fingerprint != first.fingerprint
