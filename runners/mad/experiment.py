@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from mixers import MIXERS
-from mixers.base import Layer, Shape, switch, switched_off
+from mixers.base import Layer, Shape
 from mixers.costs import Costs, costs
 from mixers.matching import FIGURES, count, match
 from mixers.models import BACKBONES, Backbone
 from mixers.named import is_path, text_of
 from mixers.ops.numerics import product_precision
-from mixers.options import override
+from mixers.options import override, switch, switched_off
 from mixers.registry import building, changed, find_mixer, variant_label
 from mixers.short_convolution import with_short_convolution
 from mixers.transformer import Transformer

@@ -147,7 +147,7 @@ class Ensemble:
     def compile(self, inputs_RBT: Tensor, targets_RBT: Tensor) -> None:
         """Compile the gradient for batches such as this one, unless kernels compute all of the layer."""
         layer = type(self.model.stack[0])
-        if layer.compiled:
+        if layer.compile_step:
             from runners.mad.training.compiled import compiled  # a GPU alone needs it
 
             self.gradient = compiled(self._gradient, (self.params_RP, inputs_RBT, targets_RBT), layer.__name__)

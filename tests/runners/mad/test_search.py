@@ -1,7 +1,6 @@
 """The search: each point exactly once, whatever is killed or runs beside it."""
 
 import io
-import linecache
 import multiprocessing
 import os
 import re
@@ -241,7 +240,7 @@ def test_another_text_of_a_users_module_makes_another_study(tmp_path: Path, monk
     for factor in ("1", "2"):
         source = f"class L(Transformer):\n    def forward(self, x):\n        return {factor} * super().forward(x)\n"
         name = f"<cell {factor}>"
-        monkeypatch.setitem(linecache.cache, name, (1, None, source.splitlines(True), name))
+        monkeypatch.setitem(sys.modules["linecache"].cache, name, (1, None, source.splitlines(True), name))
         scope: dict[str, Any] = {"__name__": "__main__", "Transformer": Transformer}
         exec(compile(source, name, "exec"), scope)
         monkeypatch.setattr(sys.modules["__main__"], "L", scope["L"], raising=False)
