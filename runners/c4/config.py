@@ -61,17 +61,13 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Tracking):
-    """Pretrain a language model of any layer on C4, or on other text.
-
-    In place of options, convert FOLDER TEXTS makes data of text files, compare tabulates runs, generate RUN continues
-    texts, export RUN FOLDER writes the model for use elsewhere, gradients RUN measures how far back it reaches, and
-    lm_eval runs lm-evaluation-harness: see their --help.
+    """Configuration of a run: pretraining of a language model on C4, or on other text.
 
     Attributes:
         preset: paper, tiny, which trains in a minute on a CPU, ranking or 30m, the models of runners.c4.reference.
         size: size of the paper's model; size and layers determine width, MLP and heads.
         layers: stacked layers.
-        mixer: layers to train one after another: registered names, all, or package.module:Class.
+        mixer: the layer: a registered name, or package.module:Class.
         width: model width, replaces the paper's; unless given, the MLP is then 4 times as wide and a head 64 wide.
         mlp_width: hidden width of the MLP, replaces the paper's.
         heads: heads of layers that have heads, replaces the paper's (32 for 300M with 6 layers).
@@ -80,7 +76,7 @@ class Config(Tracking):
         batch_size: sequences per step, of all processes together.
         micro_batch_size: sequences per forward pass in a process; unless given, the process's whole share of a step.
         steps: optimizer steps; the paper takes 25,000 for 300M, its 150M models read about half the tokens.
-        lr: peak learning rates; a command trains several one after another.
+        lr: peak learning rate.
         beta1: decay of AdamW's first moment.
         beta2: decay of AdamW's second moment.
         eps: number added to the root of AdamW's second moment.
@@ -88,7 +84,7 @@ class Config(Tracking):
         clip: largest norm of the gradient; a larger gradient is scaled down to it.
         warmup_fraction: fraction of the steps in which the learning rate rises.
         final_lr_fraction: learning rate of the last step as a fraction of the peak.
-        seed: seeds of the initial parameters and of the order of the data; a command trains several one after another.
+        seed: seed of the initial parameters and of the order of the data.
         search: train the paper's grid of learning rates and beta2 instead of one run.
         tokenizer: name on the hub, or a tokenizer.json; unless given, the one that convert made with the data, or T5's.
         data: C4-format json.gz files or folders of them; unless given, allenai/c4 streamed from the hub.
