@@ -33,7 +33,7 @@ from rich.console import Console
 
 from mixers import MIXERS, find_mixer
 from runners.c4.config import PRESETS, Config, with_tokenizer
-from runners.c4.costs import describe, time_of_run
+from runners.c4.costs import cost_table, time_of_run
 from runners.c4.data.sources import find_files
 from runners.c4.distributed import world
 from runners.c4.loop import RunError
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     with user_errors(ValueError, OSError, RunError):
         runs = read(arguments)
-        find_files(runs[0][0].data)
+        find_files(runs[0][0].data)  # only for its errors, before a process group and layers are made
         if runs[0][0].dry_run:
             print_costs(runs)
             return
@@ -144,10 +144,10 @@ def read(arguments: Sequence[str]) -> list[Run]:
         raise ValueError("--lr and --seed take at least one value")
     if given.search and any(peek(arguments, lr=(), beta2="").values()):
         raise ValueError("--search tries its own learning rates and beta2: leave --lr and --beta2 out")
-    own = applicable("mixer", nested["mixer"], configs, partial(print, file=sys.stderr))
+    layer_options = applicable("mixer", nested["mixer"], configs, partial(print, file=sys.stderr))
     points = product(names, dict.fromkeys(given.lr), dict.fromkeys(given.seed))
     runs = [Config(**{**vars(given), "mixer": mixer, "lr": lr, "seed": seed}) for mixer, lr, seed in points]
-    return [(config, checked_options(config, own[config.mixer])) for config in map(with_tokenizer, runs)]
+    return [(config, checked_options(config, layer_options[config.mixer])) for config in map(with_tokenizer, runs)]
 
 
 def print_costs(runs: Sequence[Run]) -> None:
@@ -164,7 +164,7 @@ def print_costs(runs: Sequence[Run]) -> None:
     models = {config.mixer: (replace(config, lr=runs[0][0].lr), options) for config, options in reversed(runs)}
     for config, options in reversed(models.values()):
         check_layer(config, options, device)
-        console.print(describe(config, options))
+        console.print(cost_table(config, options))
         try:
             console.print(f"a run takes {time_of_run(config, options, device)}", soft_wrap=True)
         except Exception as error:  # a user's layer may fail in any way

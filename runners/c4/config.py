@@ -321,7 +321,7 @@ def identity(config: Config, options: dict[str, Any], corpus: str) -> Identity:
     return Identity(study=f"{kind}-{fingerprint[:8]}", fingerprint=fingerprint, folder=folder)
 
 
-def description(config: Config, options: dict[str, Any], corpus: dict[str, Any]) -> dict[str, Any]:
+def run_info(config: Config, options: dict[str, Any], corpus: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON-able description of a run; every checkpoint contains it.
 
     Args:
@@ -333,7 +333,7 @@ def description(config: Config, options: dict[str, Any], corpus: dict[str, Any])
     return {"config": {**asdict(config), **as_json}, "mixer_options": options, "corpus": corpus}
 
 
-def config_of(described: dict[str, Any]) -> Config:
+def config_of(info: dict[str, Any]) -> Config:
     """Return the configuration in the description of a run.
 
     Raises:
@@ -341,7 +341,7 @@ def config_of(described: dict[str, Any]) -> Config:
         TypeError: there is one that this version does not have.
         ValueError: one has a value that this version refuses.
     """
-    values = described["config"]
+    values = info["config"]
     return Config(**{**values, "data": tuple(values["data"]), "out": Path(values["out"])})
 
 

@@ -56,17 +56,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             print_plan(experiments, options, console)
             return
-        own, found = print_and_rank(train_studies(experiments, options, console), options, reference, console)
+        trained, choices = print_and_rank(train_studies(experiments, options, console), options, reference, console)
 
         # The chart; where everything is.
         from runners.mad.charts import plot_comparison  # imports Matplotlib
         from runners.style import chart_file
 
-        best = found[found["own"]]
+        best = choices[choices["own"]]
         words = re.sub(r"[^\w.+-]+", "-", "-".join(dict.fromkeys([*best["layer"], *best["task"]])))[:100]
-        figure = chart_file(options.out, words, [*best["study"], *own["lr"], *own["seed"]])
-        plot_comparison(found, figure)
-    say(f"chart: {figure}; all {len(found)} rows with costs: the .csv beside it, or --verbose")
+        figure = chart_file(options.out, words, [*best["study"], *trained["lr"], *trained["seed"]])
+        plot_comparison(choices, figure)
+    say(f"chart: {figure}; all {len(choices)} rows with costs: the .csv beside it, or --verbose")
     folders = [experiment.folder(options.out) for experiment in experiments]
     studies = folders[0] if len(folders) == 1 else folders[0].parent
     say(f"runs and diagnosis: {studies}; dashboard: optuna-dashboard {shown(options.place)}")

@@ -176,5 +176,7 @@ def study(
     experiments = plan(parsed, dict(mixer_options or {}), dict(task_options or {}))
     console = open_console(quiet=quiet)
     experiments, reference = prepare(experiments, parsed, console.print)
-    own, _ = print_and_rank(train_studies(experiments, parsed, console), parsed, reference, console, diagnosed=False)
-    return Study(experiment=experiments[0], table=own, out=parsed.out.resolve(), reference=reference)
+    trained, _ = print_and_rank(
+        train_studies(experiments, parsed, console), parsed, reference, console, diagnosed=False
+    )
+    return Study(experiment=experiments[0], table=trained, out=parsed.out.resolve(), reference=reference)

@@ -236,9 +236,9 @@ def choose_layers(options: Options, values: dict[str, Any], say: Say) -> list[La
     shape = Shape(width=options.width, mlp_width=options.mlp_width, layers=options.layers)
     size, figure = options.short_convolution, options.match
     configs = {mixer: find_mixer(mixer).Config for mixer in expand(options.mixer, MIXERS)}
-    own = applicable("mixer", values, configs, say)
+    settings = applicable("mixer", values, configs, say)
     choices = [
-        LayerChoice(mixer=name, mixer_config=override(config, own[name]), shape=shape, short_convolution=size)
+        LayerChoice(mixer=name, mixer_config=override(config, settings[name]), shape=shape, short_convolution=size)
         for name, config in configs.items()
     ]
     if figure is None:
@@ -261,14 +261,14 @@ def choose_layers(options: Options, values: dict[str, Any], say: Say) -> list[La
             matched.append(choice)
             continue
         try:
-            met, found = match(figure, target, choice.layer, choice.mixer_config, shape)
+            met, reached = match(figure, target, choice.layer, choice.mixer_config, shape)
         except Exception as error:  # a user's layer may raise anything while it is counted
             if "all" not in options.mixer:
                 raise ValueError(f"--match {figure}: {choice.mixer}: {error}") from error
             say(f"left out: --match {figure}: {choice.mixer}: {error}")
             continue
         matched.append(replace(choice, shape=met))
-        difference = f"{abbreviated(found)} {what}, {found / target - 1:+.1%}"
+        difference = f"{abbreviated(reached)} {what}, {reached / target - 1:+.1%}"
         say(f"{choice.mixer}: width {met.width}, MLP {met.mlp_width}: {difference}")
     return matched
 
@@ -297,17 +297,17 @@ def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tu
     # The baseline's name says whether its settings come from the task, the preset or the command line.
     base = configured()
     as_preset = bool(preset_values) and base == override(task_class.Config, preset_values)
-    own_name = as_preset and preset_name(options) == options.preset
-    label = "baseline" if base == task_class.Config() else options.preset if own_name else "custom"
+    named_by_preset = as_preset and preset_name(options) == options.preset
+    label = "baseline" if base == task_class.Config() else options.preset if named_by_preset else "custom"
 
-    found: dict[str, tuple[str, dict[str, Any]]] = {"baseline": (label, {})}
+    known: dict[str, tuple[str, dict[str, Any]]] = {"baseline": (label, {})}
     for name, sweep in task_class.sweeps.items():
         for value in sweep:
             named = f"{name.replace('_', '-')}-{value}"
-            found[named] = (f"{named}-custom" if values else named, {name: value})
-    if unknown := [name for name in options.difficulty if name not in ("all", *found)]:
-        raise ValueError(f"{task} has no difficulty {unknown[0]!r}: choose from all, {', '.join(found)}")
-    chosen = [found[name] for name in expand(options.difficulty, found)]
+            known[named] = (f"{named}-custom" if values else named, {name: value})
+    if unknown := [name for name in options.difficulty if name not in ("all", *known)]:
+        raise ValueError(f"{task} has no difficulty {unknown[0]!r}: choose from all, {', '.join(known)}")
+    chosen = [known[name] for name in expand(options.difficulty, known)]
     return [(name, configured(**changes)) for name, changes in chosen]
 
 

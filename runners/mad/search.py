@@ -157,10 +157,10 @@ def print_and_rank(
                 diagnose_best(experiment, options, partial(console.print, soft_wrap=True))
             delete_models(experiment, table, options)
             tables.append(table)
-    own = pd.concat(tables, ignore_index=True)
-    found, reasons = beside(own, reference)
-    print_results(found, reasons, console, options.verbose)
-    return own, found
+    trained = pd.concat(tables, ignore_index=True)
+    choices, reasons = beside(trained, reference)
+    print_results(choices, reasons, console, options.verbose)
+    return trained, choices
 
 
 class Search:

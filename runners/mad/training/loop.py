@@ -260,11 +260,11 @@ class _Loop:
         Returns:
             Whether they hold the parameters that the model has, in this order; else nothing is changed.
         """
-        found = [load_tensors(path) for path in self.checkpoints]
-        if any(info.get("parameters") != self._parameters for _, info in found):
+        states = [load_tensors(path) for path in self.checkpoints]
+        if any(info.get("parameters") != self._parameters for _, info in states):
             return False
 
-        for r, (tensors, info) in enumerate(found):
+        for r, (tensors, info) in enumerate(states):
             for name, tensor in self._rows().items():
                 tensor[r].copy_(tensors[name])
             self.curves[r] = [typed(CurvePoint, point) for point in info["curve"]]

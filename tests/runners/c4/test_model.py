@@ -21,7 +21,7 @@ from mixers.models import LanguageModel
 from mixers.parts import MLP
 from runners.c4 import model as subject
 from runners.c4.config import SIZES, Config
-from runners.c4.costs import describe, facts, flops_per_token
+from runners.c4.costs import cost_table, flops_per_token, known_figures
 from runners.c4.model import build, layer_of, mean_loss, padded_vocab, token_losses
 from runners.tables import abbreviated
 
@@ -243,7 +243,7 @@ def test_a_layer_that_cannot_be_built_is_named_in_one_line() -> None:
 def test_the_papers_sizes_count_neither_embedding_nor_readout(size: Any, layers: int) -> None:
     """Models of width 1408 are 4.8% below the size that the paper states; no other count suits them better."""
     config = Config(mixer="transformer", size=size, layers=layers, batch_size=1)
-    found, width, stated = facts(config, {}, T5), config.shape().width, int(size[:3]) * 1e6
+    found, width, stated = known_figures(config, {}, T5), config.shape().width, int(size[:3]) * 1e6
     parameters, own = found["parameters"], found["parameters_without_embeddings"]
     assert own == layers * (12 * width**2 + 4 * width) + width  # matrices, then gains
     assert parameters == own + 2 * 32_128 * width
@@ -303,7 +303,7 @@ def test_a_layer_that_cannot_be_traced_still_has_a_cost(
 ) -> None:
     monkeypatch.setitem(MIXERS, "untraceable", Untraceable)
     with caplog.at_level(logging.WARNING):
-        found = facts(replace(SMALL, mixer="untraceable"), {}, VOCAB)
+        found = known_figures(replace(SMALL, mixer="untraceable"), {}, VOCAB)
     assert "untraceable not counted, two per parameter are assumed" in caplog.text
     assert "Traceback" not in capfd.readouterr().err
     assert found["flops_per_token"] == 6 * (found["parameters_without_embeddings"] + 16 * padded_vocab(VOCAB))
@@ -323,7 +323,7 @@ def test_a_layer_that_reads_values_while_it_is_built_has_the_cost_of_the_whole_m
     monkeypatch.setitem(MIXERS, "reads", ReadsValues)
     config = replace(SMALL, mixer="reads")
     state = torch.get_rng_state()
-    parameters = facts(config, {}, VOCAB)["parameters"]
+    parameters = known_figures(config, {}, VOCAB)["parameters"]
     assert torch.equal(torch.get_rng_state(), state)
     assert parameters == sum(p.numel() for p in build(config, {}, VOCAB).parameters())
 
@@ -332,7 +332,7 @@ def test_the_dry_run_states_parameters_operations_memory_steps_and_tokens() -> N
     def rendered(config: Config) -> str:
         console = Console(width=120)
         with console.capture() as capture:
-            console.print(describe(config, {}))
+            console.print(cost_table(config, {}))
         return capture.get()
 
     text = rendered(replace(SMALL, steps=1_000))
