@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
 
-from mixers.base import ContractError, Layer, Shape, switch
+from mixers.base import ContractError, Layer, Shape
+from mixers.options import switch
 from mixers.parts import MixerLayer
 
 WIDTH_NAMES = ("d_model", "hidden_size", "dim", "width", "embed_dim", "embedding_dim", "n_embd")

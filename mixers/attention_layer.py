@@ -7,10 +7,9 @@ from torch import Tensor, nn
 
 from mixers.base import Layer, Shape, State
 from mixers.ops.attention import alibi_slopes
-from mixers.ops.mlp import residual_mlp
 from mixers.ops.projection import normed_qkv
 from mixers.ops.weights import LayerWeights
-from mixers.parts import MLP, RMSNorm, check_heads, linear
+from mixers.parts import MLP, RMSNorm, check_heads, linear, with_mlp
 
 
 class AttentionLayer(Layer):
@@ -48,14 +47,17 @@ class AttentionLayer(Layer):
         self.mlp = MLP(shape)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value (..., D) of inputs ``x`` (..., D), heads concatenated."""
+        """Return query, key and value (..., D) of inputs ``x`` (..., D), heads concatenated.
+
+        A subclass may replace it. Kernels that project inputs themselves do not run then: those of RT for whole layers
+        (native, wavefront), and the static cache of decoding.
+        """
         q_DD, k_DD, v_DD = self.q.weight, self.k.weight, self.v.weight
         return normed_qkv(x, self.attention_norm.gain, gain(self.q_norm), gain(self.k_norm), q_DD, k_DD, v_DD)
 
     def finish(self, x: Tensor, a: Tensor) -> Tensor:
         """Return the layer's output from its input and the attention output ``a`` (..., D), heads concatenated."""
-        gain_D, up_FD, down_DF = self.mlp_norm.gain, self.mlp.up.weight, self.mlp.down.weight
-        return residual_mlp(x, self.out(a), gain_D, up_FD, down_DF, self.shape.residual_scale)
+        return with_mlp(self, x, self.out(a))
 
     def weights(self) -> LayerWeights:
         """Return all weights of the layer."""

@@ -8,7 +8,7 @@ L layers, P parameters of one run.
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -66,19 +66,6 @@ def log_once(message: str) -> None:
     log.warning(message)
 
 
-def switch(off: Any) -> Any:
-    """Return a dataclass field with the default ``off``. With this value, it is not part of a result's identity.
-
-    If a dataclass of settings gains such a field, earlier results keep their names.
-    """
-    return field(default=off, metadata={"switch": True})
-
-
-def switched_off(settings: Any) -> list[str]:
-    """Return the names of the fields made by ``switch`` that have their defaults."""
-    return [f.name for f in fields(settings) if "switch" in f.metadata and getattr(settings, f.name) == f.default]
-
-
 class ContractError(ValueError):
     """A layer does not fulfil the requirements of ``Layer``."""
 
@@ -101,7 +88,7 @@ class Layer(nn.Module, ABC):
     """Kind of layer, under which tables and charts show it."""
     paper: ClassVar[str] = ""
     """Source that defines the layer, shown beside its results."""
-    compiled: ClassVar[bool] = True
+    compile_step: ClassVar[bool] = True
     """Whether diagnostics compile the training step on a GPU; False if the project's own kernels do all the work."""
     undecayed: ClassVar[tuple[str, ...]] = ()
     """Prefixes of the names of parameters without weight decay, in addition to vectors (``decayed``)."""
@@ -187,7 +174,7 @@ class Layer(nn.Module, ABC):
 
     @classmethod
     def plain_config(cls, config: Any) -> Any:
-        """Return settings that compute the same layer in plain PyTorch, whose products ``FlopCounterMode`` sees."""
+        """Return settings that compute the same layer with PyTorch's products, which ``FlopCounterMode`` sees."""
         return config
 
     def _no_step_form(self) -> NotImplementedError:

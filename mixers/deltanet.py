@@ -7,9 +7,10 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.base import Shape, State, switch
+from mixers.base import Shape, State
 from mixers.mamba2 import ScalarDecay
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
+from mixers.options import switch
 from mixers.parts import MixerLayer, RMSNorm, ShortConvolution, check_heads, linear
 
 EPS_RATIO = 0.1

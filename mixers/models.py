@@ -91,13 +91,12 @@ class Backbone(nn.Module, ABC):
         """The layers, in order from the embedding to the readout."""
         return [cast(Layer, layer) for layer in self.layers]
 
-    def encode(self, tokens_BT: Tensor) -> Tensor:
-        """Return the normalised outputs (B, T, D) of the last layer."""
-        return self.norm(self.layers(self.embedding(tokens_BT)))
-
-    @abstractmethod
     def hidden(self, tokens_BT: Tensor) -> Tensor:
-        """Return the vectors (B, T, D) from which the logits are computed; linear probes read them, too."""
+        """Return the vectors (B, T, D) from which the logits are computed: the normed outputs of the last layer.
+
+        Linear probes read them, too.
+        """
+        return self.norm(self.layers(self.embedding(tokens_BT)))
 
     @abstractmethod
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -111,11 +110,8 @@ class LanguageModel(Backbone):
         super().__init__(layer, config, shape, vocab_size)
         self.readout = linear(shape.width, vocab_size)
 
-    def hidden(self, tokens_BT: Tensor) -> Tensor:
-        return self.encode(tokens_BT)
-
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        return self.readout(self.encode(tokens_BT))
+        return self.readout(self.hidden(tokens_BT))
 
     def init_state(self, batch: int) -> list[State]:
         """Return the layers' states before the first position."""

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,26 @@ def name_of(given: str | type, registry: Mapping[str, type]) -> str:
 def is_path(name: str) -> bool:
     """Return whether a name is an import path ``package.module:Class``, and not that of a registered class."""
     return ":" in name
+
+
+def text_of(name: str) -> str:
+    """Return the text that a result of a user's class depends on, as it was when the class was first used.
+
+    It is that of the module that defines the class; of a class of a notebook or a program, its own.
+
+    Args:
+        name: import path of the class, which can be imported.
+    """
+    module, _, class_name = name.partition(":")
+    return _text_of(getattr(importlib.import_module(module), class_name))
+
+
+@cache
+def _text_of(kind: type) -> str:
+    try:
+        return inspect.getsource(kind if kind.__module__ == "__main__" else sys.modules[kind.__module__])
+    except (OSError, TypeError):  # a notebook has no file, but its functions have texts
+        return "".join(inspect.getsource(entry) for entry in vars(kind).values() if inspect.isfunction(entry))
 
 
 def find_class(name: str, kind: Kind, registered: Collection[str]) -> Any:

@@ -1,12 +1,25 @@
-"""Values that a call in Python gives for the fields of a dataclass, checked as a command line would check them."""
+"""Settings as dataclasses: values that a call in Python gives, checked as a command line would, and switches."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import field, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+
+def switch(off: Any) -> Any:
+    """Return a dataclass field with the default ``off``. With this value, it is not part of a result's identity.
+
+    If a dataclass of settings gains such a field, earlier results keep their names.
+    """
+    return field(default=off, metadata={"switch": True})
+
+
+def switched_off(settings: Any) -> list[str]:
+    """Return the names of the fields made by ``switch`` that have their defaults."""
+    return [f.name for f in fields(settings) if "switch" in f.metadata and getattr(settings, f.name) == f.default]
 
 
 def override(config_class: type, values: Mapping[str, Any]) -> Any:

@@ -101,15 +101,17 @@ class MixerLayer(Layer):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         normed_BTD, x_BTD = branching_rms_norm(x_BTD, self.mixer_norm.gain)
-        return self._finish(x_BTD, self.mix(normed_BTD))
+        return with_mlp(self, x_BTD, self.mix(normed_BTD))
 
     def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         y_BD, state = self.mix_one(self.mixer_norm(x_BD), state)
-        return self._finish(x_BD, y_BD), state
+        return with_mlp(self, x_BD, y_BD), state
 
-    def _finish(self, x: Tensor, y: Tensor) -> Tensor:
-        gain_D, up_FD, down_DF = self.mlp_norm.gain, self.mlp.up.weight, self.mlp.down.weight
-        return residual_mlp(x, y, gain_D, up_FD, down_DF, self.shape.residual_scale)
+
+def with_mlp(layer: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Return the outputs of a layer with ``mlp_norm`` and ``mlp`` from its inputs and its mixer's outputs (..., D)."""
+    gain_D, up_FD, down_DF = layer.mlp_norm.gain, layer.mlp.up.weight, layer.mlp.down.weight
+    return residual_mlp(x, y, gain_D, up_FD, down_DF, layer.shape.residual_scale)
 
 
 def check_heads(heads: int, width: int) -> None:

@@ -9,9 +9,10 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mixers.base import Shape, State, switch
+from mixers.base import Shape, State
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
 from mixers.ops.numerics import at_least_float32
+from mixers.options import switch
 from mixers.parts import HeadNorm, MixerLayer, check_at_least, check_heads, linear
 
 

@@ -23,7 +23,7 @@ class Transformer(AttentionLayer):
         - computation: queries and keys pass through an RMS norm over the full width; theirs are not normed.
     """
 
-    compiled: ClassVar[bool] = False
+    compile_step: ClassVar[bool] = False
     family: ClassVar[str] = "attention"
     paper: ClassVar[str] = "Vaswani et al. 2017, arXiv:1706.03762; ALiBi: Press et al. 2022, arXiv:2108.12409"
 

@@ -91,7 +91,7 @@ def count(logits_RSTV: Tensor, targets_ST: Tensor, scored_ST: Tensor) -> Counts:
 
 
 def score(counts: Counts) -> Tensor:
-    """Return the value that a search over hyperparameters maximises, float64, shape (R,), in [0, 1].
+    """Return the value by which a training picks its best evaluation, float64, shape (R,), in [0, 1].
 
     ``(correct sequences + (correct tokens + 1 / (1 + loss)) / (tokens + 1)) / (sequences + 1)``: more correct sequences
     win, then more correct tokens, then the lower loss. So runs differ even while no sequence is right. The score is

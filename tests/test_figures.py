@@ -25,7 +25,7 @@ QUANTILE = 2.7764451052
 
 @cache
 def cells() -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Records of the chosen point of each reference cell of the published protocol, by layer and task."""
+    """Records of the chosen point of each reference cell of the reference protocol, by layer and task."""
     found: dict[tuple[str, str, float, float], list[dict[str, Any]]] = {}
     for path in REFERENCE.glob("*/*.jsonl"):
         for one in map(json.loads, path.read_text().splitlines()):

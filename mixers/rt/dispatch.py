@@ -74,8 +74,8 @@ def choose(implementation: Implementation, x: Tensor, hidden: int, heads: int, b
 
     ``auto`` picks the fastest one that supports the case. On a GPU with products in bfloat16, it prefers ``fused`` up
     to width 128 and ``wavefront`` beyond. On a CPU with a C compiler, it picks ``native`` for blocks of one position in
-    a single precision. Otherwise it picks ``tiled``. If none of the preferred ones or the named one supports the case,
-    ``tiled`` runs, and on a GPU or for a named one the log says why, once.
+    a single precision. Otherwise it picks ``tiled``. If the named one does not support the case, or
+    with bfloat16 on a GPU neither of the preferred ones does, ``tiled`` runs, and the log says why, once.
 
     Args:
         implementation: name of an implementation, or ``auto``.
@@ -104,7 +104,7 @@ def choose(implementation: Implementation, x: Tensor, hidden: int, heads: int, b
             return wanted
         reasons[wanted] = reason
 
-    missing = "; ".join(f"{wanted} has no kernel for {reason}" for wanted, reason in reasons.items())
+    missing = "; ".join(f"{wanted} cannot run on {reason}" for wanted, reason in reasons.items())
     log_once(f"Recurrent Transformer: tiled runs, because {missing}")
     return "tiled"
 

@@ -22,6 +22,12 @@ from mixers.rt.native.passes import native_method
 class RecurrentTransformer(AttentionLayer):
     """Attention to keys and values computed from the layer's own outputs (paper section 2.2).
 
+    Write n_i = RMS(x_i). Position i has the query RMS[Q n_i] and, from its input, the temporary pair
+    (RMS[K n_i], V n_i). Its output z_i gives the persistent pair (RMS[K RMS(z_i)], V RMS(z_i)). It attends to the
+    persistent pairs of earlier positions j < i and to its own temporary pair, with ALiBi on the logits. The output is
+    z_i = u_i + s MLP(RMS(u_i)) with u_i = x_i + s O a_i and s = 1/√L. With blocks, it attends to the persistent pairs
+    of earlier blocks and to the temporary pairs of its own block up to itself.
+
     ``block = 1`` is the Recurrent Transformer. With ``block`` at least the sequence length, the layer equals the
     Transformer layer with the same parameters.
 
@@ -35,7 +41,7 @@ class RecurrentTransformer(AttentionLayer):
         - added: blocks of several positions, which the paper's conclusion proposes; off by default.
     """
 
-    compiled: ClassVar[bool] = False
+    compile_step: ClassVar[bool] = False
     family: ClassVar[str] = "recurrent attention"
     paper: ClassVar[str] = "Oncescu et al. 2026, arXiv:2604.21215"
 
@@ -151,6 +157,7 @@ class RecurrentTransformer(AttentionLayer):
         return min(self.config.block, 1 << (x_BTD.shape[-2] - 1).bit_length())
 
     def _choose(self, x_BTD: Tensor) -> Chosen:
+        """Return the implementation that runs: ``choose`` by device and shape, and tiled for what it cannot know."""
         check_width(x_BTD, self.attention_norm.gain)
         config = self.config
         chosen = choose(config.implementation, x_BTD, self.shape.mlp_width, config.heads, self._block(x_BTD))
@@ -163,7 +170,7 @@ class RecurrentTransformer(AttentionLayer):
             )
             return "tiled"
 
-        # Both compute queries and pairs themselves, but a subclass may have its own projection.
+        # native and wavefront compute queries and pairs themselves, but a subclass may have its own projection.
         own = type(self).project is not AttentionLayer.project
         return "tiled" if own and chosen in ("native", "wavefront") else chosen
 

@@ -1,5 +1,7 @@
 """The Recurrent Transformer's recurrence, directly from its equations: the oracle of every faster implementation.
 
+Its norm is ``mixers.ops.norm.rms_norm``, which has an oracle of its own and runs in C or Triton where these exist.
+
 The layer computes everything that depends only on ``x`` (queries, temporary pairs) for all positions at once. This file
 has the sequential part: attention, output projection, MLP, and the persistent pairs of the layer's own outputs (Oncescu
 et al. 2026, arXiv:2604.21215, section 2.2).

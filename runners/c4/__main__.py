@@ -23,7 +23,7 @@ if __name__ == "__main__":
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import make_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from itertools import product
@@ -33,7 +33,7 @@ from rich.console import Console
 
 from mixers import MIXERS, find_mixer
 from runners.c4.config import PRESETS, Config, with_tokenizer
-from runners.c4.costs import describe, time_of_run
+from runners.c4.costs import cost_table, time_of_run
 from runners.c4.data.sources import find_files
 from runners.c4.distributed import world
 from runners.c4.loop import RunError
@@ -54,10 +54,30 @@ COMMANDS = {
     "lm_eval": "runners.c4.evaluation.lm_eval_adapter",
 }
 """Modules of the commands that follow ``python -m runners.c4``; without one, it trains."""
-SEVERAL: dict[str, Any] = {"mixer": tuple[str, ...], "lr": tuple[float, ...], "seed": tuple[int, ...]}
-"""Options that take several values here, and one in ``Config``."""
 Run = tuple[Config, dict[str, Any]]
 """Configuration of a run, and the options of its layer that differ from their defaults."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Config):
+    """Pretrain a language model of any layer on C4, or on other text.
+
+    In place of options, convert FOLDER TEXTS makes data of text files, compare tabulates runs, generate RUN continues
+    texts, export RUN FOLDER writes the model for use elsewhere, gradients RUN measures how far back it reaches, and
+    lm_eval runs lm-evaluation-harness: see their --help.
+
+    Attributes:
+        mixer: layers to train one after another: registered names, all, or package.module:Class.
+        lr: peak learning rates; a command trains several one after another.
+        seed: seeds of the initial parameters and of the order of the data; a command trains several one after another.
+    """
+
+    mixer: tuple[str, ...]  # type: ignore[assignment]
+    lr: tuple[float, ...]  # type: ignore[assignment]
+    seed: tuple[int, ...]  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        """Check nothing: the configuration of each run is checked."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -71,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     with user_errors(ValueError, OSError, RunError):
         runs = read(arguments)
-        find_files(runs[0][0].data)
+        find_files(runs[0][0].data)  # only for its errors, before a process group and layers are made
         if runs[0][0].dry_run:
             print_costs(runs)
             return
@@ -116,23 +136,18 @@ def read(arguments: Sequence[str]) -> list[Run]:
     names = expand(words["mixer"] or (preset.mixer,), MIXERS)
     configs: Mapping[str, type] = {name: find_mixer(name).Config for name in names}
 
-    # Some options take several values.
-    unchecked = {"__doc__": Config.__doc__, "__post_init__": lambda self: None}
-    made: Any = make_dataclass(
-        "Options", SEVERAL.items(), bases=(Config,), namespace=unchecked, frozen=True, kw_only=True
-    )
-    defaults = {name: (value,) if name in SEVERAL else value for name, value in vars(preset).items()}
-    parsed, nested = parse_nested(made, arguments, made(**defaults), {"mixer": configs})
+    several = {"mixer": (preset.mixer,), "lr": (preset.lr,), "seed": (preset.seed,)}
+    default = Options(**{**vars(preset), **several})
+    given, nested = parse_nested(Options, arguments, default, {"mixer": configs})
 
-    values = vars(parsed)
-    if not (values["lr"] and values["seed"]):
+    if not (given.lr and given.seed):
         raise ValueError("--lr and --seed take at least one value")
-    if values["search"] and any(peek(arguments, lr=(), beta2="").values()):
+    if given.search and any(peek(arguments, lr=(), beta2="").values()):
         raise ValueError("--search tries its own learning rates and beta2: leave --lr and --beta2 out")
-    own = applicable("mixer", nested["mixer"], configs, partial(print, file=sys.stderr))
-    points = product(names, dict.fromkeys(values["lr"]), dict.fromkeys(values["seed"]))
-    runs = [Config(**{**values, "mixer": mixer, "lr": lr, "seed": seed}) for mixer, lr, seed in points]
-    return [(config, checked_options(config, own[config.mixer])) for config in map(with_tokenizer, runs)]
+    layer_options = applicable("mixer", nested["mixer"], configs, partial(print, file=sys.stderr))
+    points = product(names, dict.fromkeys(given.lr), dict.fromkeys(given.seed))
+    runs = [Config(**{**vars(given), "mixer": mixer, "lr": lr, "seed": seed}) for mixer, lr, seed in points]
+    return [(config, checked_options(config, layer_options[config.mixer])) for config in map(with_tokenizer, runs)]
 
 
 def print_costs(runs: Sequence[Run]) -> None:
@@ -149,7 +164,7 @@ def print_costs(runs: Sequence[Run]) -> None:
     models = {config.mixer: (replace(config, lr=runs[0][0].lr), options) for config, options in reversed(runs)}
     for config, options in reversed(models.values()):
         check_layer(config, options, device)
-        console.print(describe(config, options))
+        console.print(cost_table(config, options))
         try:
             console.print(f"a run takes {time_of_run(config, options, device)}", soft_wrap=True)
         except Exception as error:  # a user's layer may fail in any way

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 KEPT = 2
 """Number of checkpoints that are kept: the newest ones."""
-RANDOM, CURVE = "random", "curve"
-"""Names of the tensors that hold the state of the random number generator, and the rows of the curve."""
+CURVE = "curve"
+"""Name of the tensor that holds the rows of the curve."""
 MODEL = "model"
 """Attribute of the trained module that holds the language model."""
 TRAIN_AGAIN = "delete it and the record.json of its run, and run the command of the training again"
@@ -92,8 +92,8 @@ def write_curve(folder: Path, rows: Sequence[StepRow]) -> None:
 
 def checkpoints_of(folder: Path) -> list[Path]:
     """Return the checkpoints in a run's folder, the newest first; a user's copy of one, say, is none."""
-    found = (folder / "checkpoints").glob("step-*.safetensors")
-    return sorted((path for path in found if path.stem.removeprefix("step-").isdecimal()), reverse=True)
+    files = (folder / "checkpoints").glob("step-*.safetensors")
+    return sorted((path for path in files if path.stem.removeprefix("step-").isdecimal()), reverse=True)
 
 
 def newest(folder: Path) -> Path | None:
@@ -157,7 +157,6 @@ def save(
     tensors: dict[str, Tensor] = {f"model.{name}": y for name, y in weights.items()}
     for name, values in moments["state"].items():
         tensors |= {f"optimizer.{name}.{key}": torch.as_tensor(y) for key, y in values.items()}
-    tensors[RANDOM] = torch.get_rng_state()
     numbers = [[math.nan if y is None else y for y in vars(row).values()] for row in rows]
     tensors[CURVE] = torch.tensor(numbers, dtype=torch.float64)
 
@@ -185,8 +184,10 @@ def restore(folder: Path, tensors: dict[str, Tensor], model: nn.Module, optimize
     weights, moments = _state(model, optimizer, whole=False)
 
     # Weights, which must fit the model.
-    found: dict[str, Any] = {name.removeprefix("model."): y for name, y in tensors.items() if name.startswith("model.")}
-    if {name: y.shape for name, y in found.items()} != {name: y.shape for name, y in weights.items()}:
+    stored: dict[str, Any] = {
+        name.removeprefix("model."): y for name, y in tensors.items() if name.startswith("model.")
+    }
+    if {name: y.shape for name, y in stored.items()} != {name: y.shape for name, y in weights.items()}:
         raise ValueError(f"{folder} has a checkpoint of another model: give the configuration it was trained with")
 
     # Moments, by parameter and kind.
@@ -198,8 +199,7 @@ def restore(folder: Path, tensors: dict[str, Tensor], model: nn.Module, optimize
     moments["state"] = state
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    set_state_dict(model, optimizer, model_state_dict=found, optim_state_dict=moments, options=options)
-    torch.set_rng_state(tensors[RANDOM])
+    set_state_dict(model, optimizer, model_state_dict=stored, optim_state_dict=moments, options=options)
 
 
 def load_run(path: Path) -> tuple[LanguageModel, "Tokenizer"]:
@@ -234,27 +234,27 @@ def load_run(path: Path) -> tuple[LanguageModel, "Tokenizer"]:
 
 def find_checkpoint(path: Path | str) -> tuple[Path, dict[str, Any]]:
     """Return a checkpoint file and its description of the run; arguments and errors are those of ``load_run``."""
-    path, found = Path(path), None
+    path, checkpoint = Path(path), None
     if path.is_dir():
-        found = load_newest(path, lambda file: (file, load_tensors(file)[1]))
+        checkpoint = load_newest(path, lambda file: (file, load_tensors(file)[1]))
     elif path.is_file() and path.suffix == ".safetensors":
-        found = path, load_info(path)
-    if found is None:
+        checkpoint = path, load_info(path)
+    if checkpoint is None:
         raise ValueError(f"no checkpoint at {path}: give a run's folder (results/c4/...) or a step-*.safetensors file")
-    if "corpus" not in found[1] or "tokenizer_checksum" not in found[1]["corpus"]:
-        raise ValueError(f"{found[0]} is no checkpoint of this version: give a run's folder (results/c4/...)")
-    return found
+    if "corpus" not in checkpoint[1] or "tokenizer_checksum" not in checkpoint[1]["corpus"]:
+        raise ValueError(f"{checkpoint[0]} is no checkpoint of this version: give a run's folder (results/c4/...)")
+    return checkpoint
 
 
 def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors of which no two share memory, as tied parameters do; safetensors stores no others."""
-    found: dict[str, Tensor] = {}
+    separate: dict[str, Tensor] = {}
     seen = set[int]()
     for name, tensor in tensors.items():
         memory = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if memory in seen else tensor
+        separate[name] = tensor.clone() if memory in seen else tensor
         seen.add(memory)
-    return found
+    return separate
 
 
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer, *, whole: bool) -> tuple[dict[str, Any], dict[str, Any]]:

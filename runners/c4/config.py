@@ -1,9 +1,7 @@
 """Every option of a pretraining run, the presets, and the identity of a run."""
 
-import inspect
 import math
 import re
-import sys
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from json import dumps
@@ -11,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mixers.base import Shape
-from mixers.named import is_path
-from mixers.registry import find_mixer, variant_label
+from mixers.named import is_path, text_of
+from mixers.registry import variant_label
 from runners.c4.data.tokenizer import file_beside
 from runners.options import flag_of
 from runners.tracking import Tracking
@@ -63,17 +61,13 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Tracking):
-    """Pretrain a language model of any layer on C4, or on other text.
-
-    In place of options, convert FOLDER TEXTS makes data of text files, compare tabulates runs, generate RUN continues
-    texts, export RUN FOLDER writes the model for use elsewhere, gradients RUN measures how far back it reaches, and
-    lm_eval runs lm-evaluation-harness: see their --help.
+    """Configuration of a run: pretraining of a language model on C4, or on other text.
 
     Attributes:
         preset: paper, tiny, which trains in a minute on a CPU, ranking or 30m, the models of runners.c4.reference.
         size: size of the paper's model; size and layers determine width, MLP and heads.
         layers: stacked layers.
-        mixer: layers to train one after another: registered names, all, or package.module:Class.
+        mixer: the layer: a registered name, or package.module:Class.
         width: model width, replaces the paper's; unless given, the MLP is then 4 times as wide and a head 64 wide.
         mlp_width: hidden width of the MLP, replaces the paper's.
         heads: heads of layers that have heads, replaces the paper's (32 for 300M with 6 layers).
@@ -82,7 +76,7 @@ class Config(Tracking):
         batch_size: sequences per step, of all processes together.
         micro_batch_size: sequences per forward pass in a process; unless given, the process's whole share of a step.
         steps: optimizer steps; the paper takes 25,000 for 300M, its 150M models read about half the tokens.
-        lr: peak learning rates; a command trains several one after another.
+        lr: peak learning rate.
         beta1: decay of AdamW's first moment.
         beta2: decay of AdamW's second moment.
         eps: number added to the root of AdamW's second moment.
@@ -90,7 +84,7 @@ class Config(Tracking):
         clip: largest norm of the gradient; a larger gradient is scaled down to it.
         warmup_fraction: fraction of the steps in which the learning rate rises.
         final_lr_fraction: learning rate of the last step as a fraction of the peak.
-        seed: seeds of the initial parameters and of the order of the data; a command trains several one after another.
+        seed: seed of the initial parameters and of the order of the data.
         search: train the paper's grid of learning rates and beta2 instead of one run.
         tokenizer: name on the hub, or a tokenizer.json; unless given, the one that convert made with the data, or T5's.
         data: C4-format json.gz files or folders of them; unless given, allenai/c4 streamed from the hub.
@@ -314,13 +308,7 @@ def identity(config: Config, options: dict[str, Any], corpus: str) -> Identity:
     values = {name: value for name, value in asdict(config).items() if name not in INCIDENTAL}
     varied = {name: values.pop(name) for name in VARIED}
 
-    # The text of a user's module, or of the class if no file holds it.
-    text = ""
-    if is_path(config.mixer):
-        find_mixer(config.mixer)  # imports the module
-        module, _, name = config.mixer.partition(":")
-        file = getattr(sys.modules[module], "__file__", None)
-        text = Path(file).read_text("utf-8") if file else inspect.getsource(getattr(sys.modules[module], name))
+    text = text_of(config.mixer) if is_path(config.mixer) else ""
     fingerprint = _digest([values, options, corpus, text])
 
     # The digests identify study and run; the rest of their names describes them to a reader.
@@ -329,12 +317,11 @@ def identity(config: Config, options: dict[str, Any], corpus: str) -> Identity:
     kind += "-authors" if config.parametrisation == "authors" else ""
     point = f"lr{config.lr:g}-beta{config.beta2:g}-seed{config.seed}"
     digest = _digest([fingerprint, varied])[:8]
-    older = (config.out / "c4").glob(f"*-{digest}")  # names of older versions lack the layer's options
-    folder = next(older, config.out / "c4" / f"{kind}-{point}-{digest}")
+    folder = config.out / "c4" / f"{kind}-{point}-{digest}"
     return Identity(study=f"{kind}-{fingerprint[:8]}", fingerprint=fingerprint, folder=folder)
 
 
-def description(config: Config, options: dict[str, Any], corpus: dict[str, Any]) -> dict[str, Any]:
+def run_info(config: Config, options: dict[str, Any], corpus: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON-able description of a run; every checkpoint contains it.
 
     Args:
@@ -346,7 +333,7 @@ def description(config: Config, options: dict[str, Any], corpus: dict[str, Any])
     return {"config": {**asdict(config), **as_json}, "mixer_options": options, "corpus": corpus}
 
 
-def config_of(described: dict[str, Any]) -> Config:
+def config_of(info: dict[str, Any]) -> Config:
     """Return the configuration in the description of a run.
 
     Raises:
@@ -354,7 +341,7 @@ def config_of(described: dict[str, Any]) -> Config:
         TypeError: there is one that this version does not have.
         ValueError: one has a value that this version refuses.
     """
-    values = described["config"]
+    values = info["config"]
     return Config(**{**values, "data": tuple(values["data"]), "out": Path(values["out"])})
 
 

@@ -62,7 +62,7 @@ def vocabulary(config: Config) -> int:
     return vocab_size(load_tokenizer(str(config.tokenizer)))
 
 
-def facts(config: Config, options: dict[str, Any], vocab_size: int) -> dict[str, Any]:
+def known_figures(config: Config, options: dict[str, Any], vocab_size: int) -> dict[str, Any]:
     """Return the figures of a model that are known before its training.
 
     The paper's sizes are ``parameters_without_embeddings`` ("300m non-embedding parameter transformer", appendix "C4
@@ -84,7 +84,7 @@ def facts(config: Config, options: dict[str, Any], vocab_size: int) -> dict[str,
 
 
 def model_parameters(config: Config, options: dict[str, Any], vocab_size: int) -> tuple[int, int]:
-    """Count all parameters, and those of the embedding and readout matrices; arguments and errors as ``facts``."""
+    """Count all parameters, and those of the embedding and readout matrices; arguments as ``known_figures``."""
     layer, layer_config = layer_of(config, options)
     tables = 2 * padded_vocab(vocab_size) * config.shape().width
 
@@ -101,7 +101,7 @@ def flops_per_token(config: Config, options: dict[str, Any], vocab_size: int) ->
 
     ``mixers.costs`` counts the operations of the layers; masked attention counts as a full square. A layer that cannot
     be traced is assumed to take two operations per parameter. Recomputed operations do not count. Arguments and errors
-    are those of ``facts``.
+    are those of ``known_figures``.
     """
     parameters, tables = model_parameters(config, options, vocab_size)
     layer, layer_config = layer_of(config, options)
@@ -127,9 +127,9 @@ def flops_per_token(config: Config, options: dict[str, Any], vocab_size: int) ->
     return 3 * (layers + tables)  # the readout has two for each weight of one of the two tables
 
 
-def describe(config: Config, options: dict[str, Any]) -> Table:
-    """Return the table of costs that ``--dry-run`` prints; arguments and errors are those of ``facts``."""
-    found = facts(config, options, vocab_size := vocabulary(config))
+def cost_table(config: Config, options: dict[str, Any]) -> Table:
+    """Return the table of costs that ``--dry-run`` prints; arguments and errors are those of ``known_figures``."""
+    found = known_figures(config, options, vocab_size := vocabulary(config))
     shape, paper = config.shape(), int(config.size.removesuffix("m")) * 1_000_000
     share = found["parameters_without_embeddings"] / paper - 1
     against = "" if config.width else f" ({share:+.1%} against the paper's {config.size.upper()})"

@@ -46,7 +46,7 @@ class Loop:
         folder: folder of the run, which no other command uses.
         config: configuration of the run.
         options: options of the layer that differ from its defaults.
-        described: content of the run's ``run.json``.
+        info: content of the run's ``run.json``.
         corpus: its data.
         world: the processes.
     """
@@ -56,13 +56,13 @@ class Loop:
         folder: Path,
         config: Config,
         options: dict[str, Any],
-        described: dict[str, Any],
+        info: dict[str, Any],
         corpus: Corpus,
         world: World,
     ) -> None:
         self.folder = folder
         self.config = config
-        self.described = described
+        self.info = info
         self.world = world
         self.windows = Windows(corpus, "train", config.seq_len, config.seed)
         self.validation = Windows(corpus, "validation", config.seq_len, None)
@@ -75,8 +75,8 @@ class Loop:
 
         # Steps done.
         self.rows: list[StepRow] = []
-        if (found := load_newest(folder, load_tensors, world.is_first)) is not None:
-            tensors, _ = found
+        if (newest := load_newest(folder, load_tensors, world.is_first)) is not None:
+            tensors, _ = newest
             self.rows = rows_of(tensors)
             restore(folder, tensors, self.stepper.objective, self.stepper.optimizer)
         self.stepper.keep_gradients()
@@ -94,7 +94,7 @@ class Loop:
         """
         config, world, stepper = self.config, self.world, self.stepper
         evaluated = set(log_spaced(config.steps, config.evaluations))
-        flops = self.described["costs"]["flops_per_token"]
+        flops = self.info["costs"]["flops_per_token"]
         together = windows_together(config, world.device, world.size)
 
         with asked_to_stop() as asked:
@@ -139,17 +139,17 @@ class Loop:
                 if row.step in evaluated:
                     data, tokens, model = self.validation, config.validation_tokens, stepper.model
                     with whole(stepper.objective):
-                        found = validation_loss(model, data, tokens, together, world.device, world.rank, world.size)
-                    if not math.isfinite(found):
-                        raise self._diverged(f"validation loss {found}")
-                    row = replace(row, validation_loss=found)
+                        measured = validation_loss(model, data, tokens, together, world.device, world.rank, world.size)
+                    if not math.isfinite(measured):
+                        raise self._diverged(f"validation loss {measured}")
+                    row = replace(row, validation_loss=measured)
                 self.rows.append(row)
                 if world.is_first:
                     watch(row)
 
                 if stop or row.step % config.checkpoint_every == 0 or row.step == config.steps:
                     objective, optimizer = stepper.objective, stepper.optimizer
-                    save(self.folder, self.rows, objective, optimizer, self.described, world.is_first)
+                    save(self.folder, self.rows, objective, optimizer, self.info, world.is_first)
                 if stop and row.step < config.steps:
                     raise StoppedError(row.step, asked)
 

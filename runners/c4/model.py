@@ -140,7 +140,7 @@ def mean_loss(model: LanguageModel, tokens_BT: Tensor) -> Tensor:
 
 def _readout(model: LanguageModel, tokens_BT: Tensor) -> tuple[Tensor, Tensor, Tensor, torch.dtype]:
     """Return hidden vectors (N, D), readout weights (V, D), targets (N,), and the dtype of the readout's products."""
-    hidden_BTD = model.encode(tokens_BT[:, :-1])
+    hidden_BTD = model.hidden(tokens_BT[:, :-1])
     return hidden_BTD.flatten(0, 1), model.readout.weight, tokens_BT[:, 1:].flatten(), product_dtype(hidden_BTD)
 
 

@@ -28,7 +28,7 @@ from runners.c4.data.corpus import Corpus
 from runners.c4.data.prepare import prepare
 from runners.c4.distributed import World, require_shared, world
 from runners.c4.evaluation.downstream import read_items
-from runners.c4.loop import DivergedError
+from runners.c4.loop import RunError
 from runners.c4.model import layer_of
 from runners.c4.progress import Progress
 from runners.c4.train import loss_of, train
@@ -36,6 +36,7 @@ from runners.device import require_memory
 from runners.options import applicable, from_keywords
 from runners.progress import open_console
 from runners.records import Record, read_all
+from runners.runs import name_older
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +153,7 @@ def check_layer(config: Config, options: dict[str, Any], device: torch.device) -
     warn_unused(config.mixer, check_foreign(config.mixer, made, device, lambda: config.seq_len, several=False))
 
 
-def check_memory(config: Config, options: dict[str, Any], world: World) -> None:
+def check_memory(config: Config, options: dict[str, Any], here: World) -> None:
     """Refuse a run that cannot fit into memory, before anything is allocated.
 
     Raises:
@@ -161,19 +162,19 @@ def check_memory(config: Config, options: dict[str, Any], world: World) -> None:
     # Each parameter takes four floats: itself, its gradient, and two moments. Each layer keeps at least its inputs for
     # the backward pass, in 16 bits or more.
     shape = config.shape()
-    model = 16 * model_parameters(config, options, 1)[0] // (world.size if config.parallel == "fsdp" else 1)
-    kept = 2 * config.sequences_at_once(world.size) * config.seq_len * shape.width
+    model = 16 * model_parameters(config, options, 1)[0] // (here.size if config.parallel == "fsdp" else 1)
+    kept = 2 * config.sequences_at_once(here.size) * config.seq_len * shape.width
     needed = model + kept * (1 if config.recompute else shape.layers)
-    require_memory(needed, world.device, "training", "lower --width, --layers, --batch-size or --micro-batch-size")
+    require_memory(needed, here.device, "training", "lower --width, --layers, --batch-size or --micro-batch-size")
 
 
-def train_config(config: Config, options: dict[str, Any], world: World, console: Console) -> Result:
+def train_config(config: Config, options: dict[str, Any], here: World, console: Console) -> Result:
     """Prepare the data, train one run or all of a search, and draw the curves.
 
     Args:
         config: configuration of the run.
         options: options of the layer that ``checked_options`` has returned; ``check_layer`` accepts it.
-        world: the processes.
+        here: the processes.
         console: console for progress; silent in all processes but the first.
 
     Raises:
@@ -184,13 +185,12 @@ def train_config(config: Config, options: dict[str, Any], world: World, console:
         OSError: a file cannot be written.
     """
     gc.collect()  # the CUDA graphs of a run before hold their memory in cycles of references
-    config.check_shares(world.size)
-    check_memory(config, options, world)
-    require_shared(config.out, world)
-    if world.is_first:
+    config.check_shares(here.size)
+    check_memory(config, options, here)
+    require_shared(config.out, here)
+    if here.is_first:
         config.log_in()
-    if old := [*(config.out / "c4").glob("*/result.json")]:
-        console.print(f"{len(old)} runs in {config.out} are of an older version, and left as they are", soft_wrap=True)
+    name_older(config.out, console)
     corpus = corpus_of(config, console)
 
     # Training.
@@ -198,19 +198,19 @@ def train_config(config: Config, options: dict[str, Any], world: World, console:
         if config.search:
             from runners.c4.search import best, print_results, search  # imports Optuna
 
-            results = search(config, options, corpus, world, progress)
+            results = search(config, options, corpus, here, progress)
             config, record = best(results)
             print_results(results, console)
         else:
-            record = train(config, options, corpus, world, progress)
+            record = train(config, options, corpus, here, progress)
     folder = identity(config, options, corpus.folder.name).folder
     if record.diverged_step is not None:
         again = f"to train it again, delete {folder / 'record.json'}"
-        raise DivergedError(f"diverged at step {record.diverged_step}: lower --lr; {again}")
+        raise RunError(f"diverged at step {record.diverged_step}: lower --lr; {again}")
 
     # Draw a chart of all runs that are validated on the same text.
     chart, place = config.out / "figures" / f"c4-{corpus.folder.name}.png", ""
-    if world.is_first:
+    if here.is_first:
         from runners.c4.charts import plot_curves  # imports Matplotlib
         from runners.c4.compare import by_label, place_of
 

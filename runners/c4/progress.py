@@ -24,11 +24,11 @@ class Progress(TrainingDisplay):
 
     after_step: Callable[[StepRow], object] | None = None
 
-    def began(self, name: str, described: dict[str, Any], row: StepRow | None) -> None:
+    def began(self, name: str, info: dict[str, Any], row: StepRow | None) -> None:
         """A run begins, or continues after ``row``."""
-        config, done = described["config"], row.step if row else 0
+        config, done = info["config"], row.step if row else 0
         self._steps = config["steps"]
-        self._bytes_per_token = described["corpus"]["bytes_per_token"]
+        self._bytes_per_token = info["corpus"]["bytes_per_token"]
         self._recent, self._evaluated = deque[StepRow](maxlen=RECENT), ""
         self.say(f"{name}: {'continuing after' if done else 'from'} step {done}")
         self.open_bar(name, self._steps, done)
@@ -36,7 +36,7 @@ class Progress(TrainingDisplay):
         # Seeds and the points of a search form a group, named after model and number of steps.
         def log() -> dict[str, Any]:
             group = f"{name.partition('-lr')[0]} {self._steps} steps of {config['batch_size']} × {config['seq_len']}"
-            facts = config | {key: value for key, value in described.items() if key != "config"}
+            facts = config | {key: value for key, value in info.items() if key != "config"}
             return {
                 "project": "c4",
                 "job_type": "pretraining",

@@ -15,8 +15,8 @@ from mixers.registry import changed, variant_label
 from runners import records
 from runners.c4 import checkpoints
 from runners.c4.checkpoints import StepRow
-from runners.c4.config import Config, Identity, description, identity
-from runners.c4.costs import facts
+from runners.c4.config import Config, Identity, identity, run_info
+from runners.c4.costs import known_figures
 from runners.c4.data.corpus import Corpus, Windows, bytes_per_token
 from runners.c4.data.tokenizer import load_tokenizer
 from runners.c4.distributed import World
@@ -103,14 +103,14 @@ def _train(
                 "tokenizer_checksum": checksum(tokenizer.read_bytes()),
             }
             own = {"study": run.study, "fingerprint": run.fingerprint}
-            costs = facts(config, options, manifest.vocab_size)
-            write_json(folder / "run.json", {**description(read, options, text), **own, "costs": costs})
+            costs = known_figures(config, options, manifest.vocab_size)
+            write_json(folder / "run.json", {**run_info(read, options, text), **own, "costs": costs})
     world.wait()
 
-    described = read_json(folder / "run.json")
-    loop = Loop(folder, config, options, described, corpus, world)
+    info = read_json(folder / "run.json")
+    loop = Loop(folder, config, options, info, corpus, world)
     if world.is_first:
-        progress.began(folder.name, described, loop.rows[-1] if loop.rows else None)
+        progress.began(folder.name, info, loop.rows[-1] if loop.rows else None)
     diverged_step = None
     try:
         rows = loop.train_remaining(progress.stepped)
@@ -119,7 +119,7 @@ def _train(
         progress.console.print(f"diverged: {error}", soft_wrap=True)
     if world.is_first:
         checkpoints.write_curve(folder, rows)
-        records.write(folder, _record(run, config, options, described, rows, diverged_step, world))
+        records.write(folder, _record(run, config, options, info, rows, diverged_step, world))
     world.wait()
 
 
@@ -127,14 +127,14 @@ def _record(
     run: Identity,
     config: Config,
     options: dict[str, Any],
-    described: dict[str, Any],
+    info: dict[str, Any],
     rows: Sequence[StepRow],
     diverged_step: int | None,
     world: World,
 ) -> Record:
     """Return the record of a run that has ended."""
     layer, _ = layer_of(config, options)
-    text, costs, known = described["corpus"], described["costs"], fixed(config, options)
+    text, costs, known = info["corpus"], info["costs"], settings_of(config, options)
     settings = {**known.pop("settings"), "parameters_without_embeddings": costs["parameters_without_embeddings"]}
     measured = [row for row in rows if row.validation_loss is not None]
     speeds = sorted(row.tokens_per_second for row in rows)
@@ -185,7 +185,7 @@ def loss_of(record: Record) -> float:
     return loss
 
 
-def fixed(config: Config, options: dict[str, Any]) -> dict[str, Any]:
+def settings_of(config: Config, options: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a run's record that its settings decide, but for learning rate and seed."""
     shape, optimizer = config.shape(), ("beta1", "beta2", "eps", "clip", "warmup_fraction", "final_lr_fraction")
     return {

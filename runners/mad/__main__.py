@@ -11,9 +11,9 @@
     python -m runners.mad --list
 
 By default, a layer is trained at the six points of the published grid (Oncescu et al. 2026, appendix "Synthetic
-experiments") on the task's baseline setting. With ``--preset full``, as the reference results, it is trained at ten
-points and with five seeds at the best one. The same command resumes an interrupted training. Reference results of the
-same task and settings are shown beside yours; ``--reference none`` leaves them out.
+experiments") on the task's baseline setting. ``--preset full`` is the reference protocol, that of the reference
+results: ten points, and five seeds at the best one. The same command resumes an interrupted training. Reference results
+of the same task and settings are shown beside yours; ``--reference none`` leaves them out.
 """
 
 from runners.interrupt import end_at_once
@@ -29,7 +29,7 @@ from functools import partial
 from runners.ending import run_command, user_errors
 from runners.mad.experiment import choose_layers, plan
 from runners.mad.options import read_options
-from runners.mad.search import prepare, train_and_rank
+from runners.mad.search import prepare, print_and_rank, train_studies
 from runners.options import print_help
 from runners.progress import open_console
 from runners.search import shown
@@ -56,17 +56,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             print_plan(experiments, options, console)
             return
-        own, found = train_and_rank(experiments, options, reference, console)
+        trained, choices = print_and_rank(train_studies(experiments, options, console), options, reference, console)
 
         # The chart; where everything is.
         from runners.mad.charts import plot_comparison  # imports Matplotlib
         from runners.style import chart_file
 
-        best = found[found["own"]]
+        best = choices[choices["own"]]
         words = re.sub(r"[^\w.+-]+", "-", "-".join(dict.fromkeys([*best["layer"], *best["task"]])))[:100]
-        figure = chart_file(options.out, words, [*best["study"], *own["lr"], *own["seed"]])
-        plot_comparison(found, figure)
-    say(f"chart: {figure}; all {len(found)} rows with costs: the .csv beside it, or --verbose")
+        figure = chart_file(options.out, words, [*best["study"], *trained["lr"], *trained["seed"]])
+        plot_comparison(choices, figure)
+    say(f"chart: {figure}; all {len(choices)} rows with costs: the .csv beside it, or --verbose")
     folders = [experiment.folder(options.out) for experiment in experiments]
     studies = folders[0] if len(folders) == 1 else folders[0].parent
     say(f"runs and diagnosis: {studies}; dashboard: optuna-dashboard {shown(options.place)}")

@@ -18,7 +18,7 @@ from runners.mad.experiment import Experiment, plan
 from runners.mad.options import defaults
 from runners.mad.points import chosen, points
 from runners.mad.ranking import ranking
-from runners.mad.search import prepare, train_and_rank
+from runners.mad.search import prepare, print_and_rank, train_studies
 from runners.mad.training.protocol import Run
 from runners.options import from_keywords
 from runners.progress import open_console
@@ -176,5 +176,7 @@ def study(
     experiments = plan(parsed, dict(mixer_options or {}), dict(task_options or {}))
     console = open_console(quiet=quiet)
     experiments, reference = prepare(experiments, parsed, console.print)
-    own, _ = train_and_rank(experiments, parsed, reference, console, diagnosed=False)
-    return Study(experiment=experiments[0], table=own, out=parsed.out.resolve(), reference=reference)
+    trained, _ = print_and_rank(
+        train_studies(experiments, parsed, console), parsed, reference, console, diagnosed=False
+    )
+    return Study(experiment=experiments[0], table=trained, out=parsed.out.resolve(), reference=reference)

@@ -25,8 +25,6 @@ TOKEN_BYTES = 17
 """Bytes per position of a data set: token, target, and whether it is scored."""
 COPIES = 5
 """Floats per parameter in training: itself, its gradient, two moments, and its value at the best evaluation."""
-POSITIONS_ON_A_CPU = 2**15
-"""Positions of a step beyond which more runs at once save little time on a CPU, but need more memory."""
 
 
 def check(
@@ -65,14 +63,6 @@ def check(
     return ready
 
 
-def runs_at_once(experiment: Experiment, together: int, device: torch.device) -> int:
-    """Return how many runs are trained as one ensemble: ``together``, or fewer on a CPU if a run's steps are long."""
-    if device.type != "cpu":
-        return together
-    positions = experiment.protocol.batch_size * experiment.task_config.train_length
-    return max(1, min(together, POSITIONS_ON_A_CPU // positions))
-
-
 def check_memory(experiment: Experiment, together: int, device: torch.device) -> None:
     """Refuse an experiment that cannot fit into memory, before its data are drawn or its models are built.
 
@@ -86,7 +76,7 @@ def check_memory(experiment: Experiment, together: int, device: torch.device) ->
     advice = "lower --task.train-examples, --task.eval-examples or the lengths of the task"
     require_memory(data, torch.device("cpu"), f"the data of {experiment.task}", advice)
 
-    count = runs_at_once(experiment, together, device)
+    count = experiment.runs_at_once(together, device)
     runs = f"{count} run{'s' * (count > 1)} of {experiment.label}"
 
     def of_layers(layers: int) -> int:

@@ -15,6 +15,7 @@ from runners.files import DamagedFileError, load_info, load_tensors, read_json
 from runners.mad.experiment import Experiment, Say
 from runners.mad.options import Options
 from runners.mad.points import GridPoint, choose, chosen, points
+from runners.mad.tables import setting_of
 from runners.mad.training.ensemble import Ensemble, Resident, evaluate
 from runners.mad.training.protocol import Run
 from runners.records import RECORD, Record, read, read_all, table_of, write
@@ -44,14 +45,14 @@ def chosen_and_repeats(experiment: Experiment, options: Options) -> tuple[GridPo
     table = table_of(read_runs(experiment, options.runs, options.out))
     repeats: list[Run] = []
     unstable: list[GridPoint] = []
-    while (chosen := choose(table, unstable)) is not None:
-        of_chosen = [Run(lr=chosen[0], weight_decay=chosen[1], seed=seed) for seed in options.more_seeds]
-        repeats += of_chosen
-        found = read_runs(experiment, of_chosen, options.out)
-        if all(record.diverged_step is None for _, record in found):
+    while (point := choose(table, unstable)) is not None:
+        of_point = [Run(lr=point[0], weight_decay=point[1], seed=seed) for seed in options.more_seeds]
+        repeats += of_point
+        repeated = read_runs(experiment, of_point, options.out)
+        if all(record.diverged_step is None for _, record in repeated):
             break
-        unstable.append(chosen)
-    return chosen, repeats
+        unstable.append(point)
+    return point, repeats
 
 
 def read_runs(experiment: Experiment, runs: Sequence[Run], out: Path) -> list[tuple[Path, Record]]:
@@ -94,11 +95,11 @@ def evaluate_on_test(
                 row.copy_(parameters[name])
 
         # A layer of limited length may raise anything on longer sequences; the diagnosis says what.
-        found: dict[str, Counts] = {}
+        counts_of: dict[str, Counts] = {}
         for name in ("test", *task.extrapolation_names):
             try:
                 data = Resident.of(task.batch(name), device)
-                found[name] = evaluate(members, members.params_RP, data, task.vocab_size)
+                counts_of[name] = evaluate(members, members.params_RP, data, task.vocab_size)
             except torch.OutOfMemoryError:
                 raise
             except Exception:
@@ -107,12 +108,12 @@ def evaluate_on_test(
 
         for r, (folder, record) in enumerate(part):
             metrics = dict(record.metrics)
-            for name, counts in found.items():
+            for name, counts in counts_of.items():
                 metrics[name] = {
                     "sequence_accuracy": counts.sequence_accuracy[r].item(),
                     "token_accuracy": counts.token_accuracy[r].item(),
                 }
-            loss = found["test"].loss[r].item()
+            loss = counts_of["test"].loss[r].item()
             metrics["test"]["loss"] = loss if math.isfinite(loss) else None
             write(folder, replace(record, metrics=metrics))
 
@@ -162,8 +163,8 @@ def kept_model(experiment: Experiment, folder: Path) -> Backbone:
 
 def runs_of_choice(table: pd.DataFrame) -> pd.DataFrame:
     """Return the records of the chosen point of a study, that with the best validation score first."""
-    found = chosen(points(table))
-    of_point = table.merge(found[["lr", "weight_decay"]], on=["lr", "weight_decay"])
+    choice = chosen(points(table))
+    of_point = table.merge(choice[["lr", "weight_decay"]], on=["lr", "weight_decay"])
     return of_point if of_point.empty else of_point.sort_values("validation.score", ascending=False)
 
 
@@ -183,19 +184,20 @@ def diagnose_best(experiment: Experiment, options: Options, say: Say) -> None:
 
         try:
             model = kept_model(experiment, best["file"].parent)
-            found = diagnose(model.to(find_devices(options.device)[0]), experiment.instance, folder, title)
+            diagnosis = diagnose(model.to(find_devices(options.device)[0]), experiment.instance, folder, title)
         except (DamagedFileError, UnreadableError) as error:
             say(f"no diagnosis: {error}")
             return
 
         # Reports show the accuracy along the sequence.
-        axis, profile = along_the_sequence(found.by_position, found.by_answer)
+        axis, profile = along_the_sequence(diagnosis.by_position, diagnosis.by_answer)
         if (record := read(best["file"].parent)) is not None:
             shown = {"axis": axis, "index": profile.index, "accuracy": profile.accuracy}
             write(best["file"].parent, replace(record, profile=shown))
 
     for name, reason in read_json(file).get("unreadable_sets", {}).items():
-        say(f"diagnosis without {name!r}: {experiment.label} on {experiment.setting} cannot be read there: {reason}")
+        where = setting_of(experiment.task, experiment.difficulty)
+        say(f"diagnosis without {name!r}: {experiment.label} on {where} cannot be read there: {reason}")
 
 
 def delete_models(experiment: Experiment, table: pd.DataFrame, options: Options) -> None:

@@ -1,25 +1,25 @@
 """An experiment: a layer on a task under a protocol; and the experiments that follow from the options."""
 
 import hashlib
-import inspect
 import json
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache, cached_property, lru_cache
-from importlib import import_module
+from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mixers import MIXERS
-from mixers.base import Layer, Shape, switch, switched_off
+from mixers.base import Layer, Shape
 from mixers.costs import Costs, costs
 from mixers.matching import FIGURES, count, match
 from mixers.models import BACKBONES, Backbone
-from mixers.named import is_path
+from mixers.named import is_path, text_of
 from mixers.ops.numerics import product_precision
-from mixers.options import override
+from mixers.options import override, switch, switched_off
 from mixers.registry import building, changed, find_mixer, variant_label
 from mixers.short_convolution import with_short_convolution
 from mixers.transformer import Transformer
@@ -34,6 +34,9 @@ from tasks.base import Task
 
 LONGEST_NAME = 180
 """Largest number of characters in a study's name, which names its folder; file systems allow 255 bytes."""
+
+POSITIONS_ON_A_CPU = 2**15
+"""Positions of a step beyond which more runs at once save little time on a CPU, but need more memory."""
 
 Say = Callable[[str], None]
 """Prints a line."""
@@ -110,6 +113,13 @@ class Experiment(LayerChoice):
         """Optimizer steps of a run."""
         return self.protocol.total_steps(self.task_config.train_examples)
 
+    def runs_at_once(self, together: int, device: torch.device) -> int:
+        """Return how many runs are trained as one ensemble: ``together``, fewer on a CPU if a run's steps are long."""
+        if device.type != "cpu":
+            return together
+        positions = self.protocol.batch_size * self.task_config.train_length
+        return max(1, min(together, POSITIONS_ON_A_CPU // positions))
+
     def build(self) -> Backbone:
         """Build a model whose parameters are drawn from torch's global generator."""
         task = self.instance
@@ -124,15 +134,9 @@ class Experiment(LayerChoice):
         settings = {name: value for name, value in asdict(self).items() if name not in left_out}
         for name in switched_off(self.mixer_config):
             del settings["mixer_config"][name]
-        paths = [name.split(":") for name in (self.mixer, self.task) if is_path(name)]
-        texts = [text_of(getattr(import_module(module), of_class)) for module, of_class in paths]
+        texts = [text_of(name) for name in (self.mixer, self.task) if is_path(name)]
         content = [settings, data_fingerprint(self.instance), *texts]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-    @property
-    def setting(self) -> str:
-        """The task, with its difficulty unless it is the baseline."""
-        return self.task if self.difficulty == "baseline" else f"{self.task} ({self.difficulty})"
 
     @property
     def name(self) -> str:
@@ -195,25 +199,31 @@ def plan(
     precision = product_precision(find_devices(options.device)[0])
     configs = {task: find_task(task).Config for task in expand(options.task, TASKS)}
 
-    experiments = []
+    experiments: list[Experiment] = []
     for task, values in applicable("task", task_options, configs, say).items():
-        # A layer has the difficulties by the names that its widths, which --match may have chosen, give them.
-        own = [replace(options, width=y.shape.width, mlp_width=y.shape.mlp_width, match=None) for y in layers]
-        for of_layers in zip(*(difficulties(task, of_layer, values) for of_layer in own), strict=True):
-            options.protocol.check(of_layers[0][1].train_examples)
-            experiments += [
-                Experiment(
-                    **{entry.name: getattr(layer, entry.name) for entry in fields(layer)},
-                    task=task,
-                    task_config=task_config,
-                    difficulty=difficulty,
-                    protocol=options.protocol,
-                    precision=precision,
-                    preset=preset_name(of_layer),
-                    one_by_one=options.one_by_one,
-                )
-                for layer, of_layer, (difficulty, task_config) in zip(layers, own, of_layers, strict=True)
-            ]
+        by_layer = []
+        for layer in layers:
+            # Widths, which --match may have chosen, decide whether results have the preset's name.
+            adapted = replace(options, width=layer.shape.width, mlp_width=layer.shape.mlp_width, match=None)
+            by_layer.append(
+                [
+                    Experiment(
+                        **{entry.name: getattr(layer, entry.name) for entry in fields(layer)},
+                        task=task,
+                        task_config=task_config,
+                        difficulty=difficulty,
+                        protocol=options.protocol,
+                        precision=precision,
+                        preset=preset_name(adapted),
+                        one_by_one=options.one_by_one,
+                    )
+                    for difficulty, task_config in difficulties(task, adapted, values)
+                ]
+            )
+        experiments += chain(*zip(*by_layer, strict=True))
+
+    for experiment in experiments:
+        options.protocol.check(experiment.task_config.train_examples)
     return experiments
 
 
@@ -226,9 +236,9 @@ def choose_layers(options: Options, values: dict[str, Any], say: Say) -> list[La
     shape = Shape(width=options.width, mlp_width=options.mlp_width, layers=options.layers)
     size, figure = options.short_convolution, options.match
     configs = {mixer: find_mixer(mixer).Config for mixer in expand(options.mixer, MIXERS)}
-    own = applicable("mixer", values, configs, say)
+    settings = applicable("mixer", values, configs, say)
     choices = [
-        LayerChoice(mixer=name, mixer_config=override(config, own[name]), shape=shape, short_convolution=size)
+        LayerChoice(mixer=name, mixer_config=override(config, settings[name]), shape=shape, short_convolution=size)
         for name, config in configs.items()
     ]
     if figure is None:
@@ -251,14 +261,14 @@ def choose_layers(options: Options, values: dict[str, Any], say: Say) -> list[La
             matched.append(choice)
             continue
         try:
-            met, found = match(figure, target, choice.layer, choice.mixer_config, shape)
+            met, reached = match(figure, target, choice.layer, choice.mixer_config, shape)
         except Exception as error:  # a user's layer may raise anything while it is counted
             if "all" not in options.mixer:
                 raise ValueError(f"--match {figure}: {choice.mixer}: {error}") from error
             say(f"left out: --match {figure}: {choice.mixer}: {error}")
             continue
         matched.append(replace(choice, shape=met))
-        difference = f"{abbreviated(found)} {what}, {found / target - 1:+.1%}"
+        difference = f"{abbreviated(reached)} {what}, {reached / target - 1:+.1%}"
         say(f"{choice.mixer}: width {met.width}, MLP {met.mlp_width}: {difference}")
     return matched
 
@@ -287,35 +297,23 @@ def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tu
     # The baseline's name says whether its settings come from the task, the preset or the command line.
     base = configured()
     as_preset = bool(preset_values) and base == override(task_class.Config, preset_values)
-    own_name = as_preset and preset_name(options) == options.preset
-    label = "baseline" if base == task_class.Config() else options.preset if own_name else "custom"
+    named_by_preset = as_preset and preset_name(options) == options.preset
+    label = "baseline" if base == task_class.Config() else options.preset if named_by_preset else "custom"
 
-    found: dict[str, tuple[str, dict[str, Any]]] = {"baseline": (label, {})}
+    known: dict[str, tuple[str, dict[str, Any]]] = {"baseline": (label, {})}
     for name, sweep in task_class.sweeps.items():
         for value in sweep:
             named = f"{name.replace('_', '-')}-{value}"
-            found[named] = (f"{named}-custom" if values else named, {name: value})
-    if unknown := [name for name in options.difficulty if name not in ("all", *found)]:
-        raise ValueError(f"{task} has no difficulty {unknown[0]!r}: choose from all, {', '.join(found)}")
-    chosen = [found[name] for name in expand(options.difficulty, found)]
+            known[named] = (f"{named}-custom" if values else named, {name: value})
+    if unknown := [name for name in options.difficulty if name not in ("all", *known)]:
+        raise ValueError(f"{task} has no difficulty {unknown[0]!r}: choose from all, {', '.join(known)}")
+    chosen = [known[name] for name in expand(options.difficulty, known)]
     return [(name, configured(**changes)) for name, changes in chosen]
-
-
-@cache
-def text_of(kind: type) -> str:
-    """Return the text that a result of a user's class depends on, as it was when the class was first used.
-
-    It is that of the module that defines the class; of a class of a notebook or a program, its own.
-    """
-    try:
-        return inspect.getsource(kind if kind.__module__ == "__main__" else sys.modules[kind.__module__])
-    except (OSError, TypeError):  # a notebook has no file, but its functions have texts
-        return "".join(inspect.getsource(entry) for entry in vars(kind).values() if inspect.isfunction(entry))
 
 
 @dataclass(frozen=True)
 class _ByText:
-    """A configuration as a key: it may hold lists, which are none."""
+    """A configuration as a key of a cache: equal by its text, since one with lists has no hash."""
 
     text: str
     config: Any = field(compare=False)

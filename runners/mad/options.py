@@ -64,9 +64,9 @@ class Options(Tracking):
         mixer: layers to train: registered names, package.module:Class, or all.
         task: tasks to train on: registered names, package.module:Class, or all.
         difficulty: baseline, all (every sweep of the task), or names such as vocab-size-32.
-        preset: grid is the published grid; full is that of the reference results, the wide grid with five seeds of the
-            chosen point; quick trains every task in a small setting, in minutes on a laptop, and is not the published
-            protocol; demo trains one RT layer and one Transformer layer on a short in-context recall.
+        preset: grid is the published grid; full is the reference protocol, that of the reference results: the wide grid
+            with five seeds of the chosen point; quick trains every task in a small setting, in minutes on a laptop, and
+            is not the reference protocol; demo trains one RT layer and one Transformer layer on a short recall.
         seeds: repetitions with seeds 0, 1, ...; more than one gives means with 95% intervals.
         seeds_of: all repeats every grid point; chosen trains the grid with seed 0, then repeats the chosen point.
         grid: paper has learning rates 1e-4, 5e-4, 1e-3; wide also has 2e-3 and 5e-3; both have weight decays 0, 0.1.

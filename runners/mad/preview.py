@@ -10,11 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from runners.device import find_devices
-from runners.mad.checks import runs_at_once
 from runners.mad.chosen import missing_runs, saved_step
 from runners.mad.experiment import Experiment, LayerChoice
 from runners.mad.options import Options
-from runners.mad.tables import printed_table
+from runners.mad.tables import printed_table, setting_of
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Run
 from runners.mad.training.step import Stepper
@@ -58,7 +57,7 @@ def print_plan(experiments: Sequence[Experiment], options: Options, console: Con
         table.add_column(heading, justify="right")
 
     with console.status("counting") as status:
-        for setting, of_task in groupby(experiments, lambda experiment: experiment.setting):
+        for setting, of_task in groupby(experiments, lambda e: setting_of(e.task, e.difficulty)):
             table.add_row(Name(setting))
             for experiment in of_task:
                 status.update(f"counting {experiment.label} on {setting}")
@@ -89,7 +88,7 @@ def print_plan(experiments: Sequence[Experiment], options: Options, console: Con
 def seconds_left(experiment: Experiment, runs: Sequence[Run], options: Options) -> float:
     """Time a few steps of missing runs, and return how long they take with their evaluations and repetitions."""
     devices = find_devices(options.device)
-    members = runs[: min(runs_at_once(experiment, options.together, devices[0]), -(-len(runs) // len(devices)))]
+    members = runs[: min(experiment.runs_at_once(options.together, devices[0]), -(-len(runs) // len(devices)))]
     ensemble = Ensemble(experiment.build, members, experiment.protocol.optimizer, experiment.steps, devices[0])
     stepper = Stepper(ensemble, experiment.instance.split("train"), experiment.protocol)
     if devices[0].type == "cuda":

@@ -1,4 +1,4 @@
-"""Rows of the reference results: every layer on every task under the published protocol, and in the preset ``quick``.
+"""Rows of the reference results: every layer on every task under the reference protocol, and in the preset ``quick``.
 
 A file ``results/reference/<row>/<task>.jsonl`` holds the records of a row on a task: all grid points with seed 0, and
 the chosen point with more seeds, test figures and curves. Those of ``quick`` are in the folder of that name.

@@ -21,8 +21,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import groupby
@@ -39,7 +39,7 @@ from rich.console import Console
 from runners.device import device_name, find_devices, ran_out_of_memory
 from runners.files import DamagedFileError, save_tensors
 from runners.interrupt import INTERRUPTED, StoppedError
-from runners.mad.checks import check, runs_at_once
+from runners.mad.checks import check
 from runners.mad.chosen import (
     CHECKPOINT,
     MODEL,
@@ -62,7 +62,7 @@ from runners.mad.training.loop import CurvePoint, train
 from runners.mad.training.protocol import Run
 from runners.progress import open_console
 from runners.records import Columns, Record, commit, read_all, table_of, versions, write
-from runners.runs import claimed
+from runners.runs import claimed, name_older
 from runners.search import Outcome, ask, catch_up, naming_storage, open_storage, open_study, report, tell
 
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -71,11 +71,11 @@ DISTRIBUTIONS: dict[str, BaseDistribution] = {
     "weight_decay": FloatDistribution(*BOUNDS["weight_decay"]),
 }
 """Parameters of trials, of which a study has those that vary in it; the others, and the seed, are attributes."""
+Studies = Generator[tuple[Experiment, pd.DataFrame], None, None]
+"""Finished studies with the tables of their records, each trained when it is asked for."""
 
 
-def train_studies(
-    experiments: Sequence[Experiment], options: Options, console: Console
-) -> Iterator[tuple[Experiment, pd.DataFrame]]:
+def train_studies(experiments: Sequence[Experiment], options: Options, console: Console) -> Studies:
     """Train what is missing of each experiment's grid; yield each experiment with the table of its records.
 
     The table holds the grid of the options, and the repeats of the points that it chose.
@@ -93,9 +93,7 @@ def train_studies(
     """
     devices = find_devices(options.device)[: len(experiments) * len(options.runs)]
     storage = open_storage(options.place)
-    if (options.out / "studies.journal").exists() or any(options.out.glob("runs/*/config.json")):
-        said = "results of an older version (runs, studies.journal), which stay as they are and are not read"
-        console.print(f"{options.out} has {said}", soft_wrap=True)
+    name_older(options.out, console)
     helping = on_other_gpus(devices, experiments, options)
     with naming_storage(options.place), Display(console, options) as display, helping:
         for experiment in experiments:
@@ -132,19 +130,19 @@ def prepare(
     return checked, reference
 
 
-def train_and_rank(
-    experiments: Sequence[Experiment],
+def print_and_rank(
+    studies: Studies,
     options: Options,
     reference: pd.DataFrame | None,
     console: Console,
     diagnosed: bool = True,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Train studies, print each and where the layers stand.
+    """Print each study as soon as it is trained, and where the layers stand.
 
     Args:
-        experiments: what to train, of which ``prepare`` has returned the ``reference`` rows.
-        options: the grid, and where and how it is trained.
-        reference: records of the reference rows; None for none.
+        studies: what ``train_studies`` yields.
+        options: what is kept, and how much is printed.
+        reference: records of the reference rows, as ``prepare`` returns them; None for none.
         console: where to print.
         diagnosed: whether the chosen model of each study is diagnosed.
 
@@ -152,16 +150,17 @@ def train_and_rank(
         The records, and the chosen points beside reference rows, as ``runners.mad.ranking.beside`` returns them.
     """
     tables = []
-    for experiment, table in train_studies(experiments, options, console):
-        print_study(table, console, options.verbose)
-        if diagnosed:
-            diagnose_best(experiment, options, partial(console.print, soft_wrap=True))
-        delete_models(experiment, table, options)
-        tables.append(table)
-    own = pd.concat(tables, ignore_index=True)
-    found, reasons = beside(own, reference)
-    print_results(found, reasons, console, options.verbose)
-    return own, found
+    with closing(studies):  # an error here ends the processes on other GPUs, too
+        for experiment, table in studies:
+            print_study(table, console, options.verbose)
+            if diagnosed:
+                diagnose_best(experiment, options, partial(console.print, soft_wrap=True))
+            delete_models(experiment, table, options)
+            tables.append(table)
+    trained = pd.concat(tables, ignore_index=True)
+    choices, reasons = beside(trained, reference)
+    print_results(choices, reasons, console, options.verbose)
+    return trained, choices
 
 
 class Search:
@@ -189,7 +188,7 @@ class Search:
         self.experiment, self.options, self.device, self.display = experiment, options, device, display
         self.folder = experiment.folder(options.out)
         share = math.ceil(len(options.runs) / len(devices))
-        self.limit = runs_at_once(experiment, min(options.together, share), device)
+        self.limit = experiment.runs_at_once(min(options.together, share), device)
 
         # A parameter with one value has no importance; where another one varies, the dashboard has a study of its own.
         finished = self._finished()

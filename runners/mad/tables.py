@@ -102,8 +102,7 @@ def labelled(found: pd.DataFrame) -> pd.DataFrame:
     names = [(row["task"], row["difficulty"]) for row in rows]
     words = _distinguishing(names, names, [row["task_config"] for row in rows])
     for row, word in zip(rows, words, strict=True):
-        named = ", ".join(filter(None, (row["difficulty"] if row["difficulty"] != "baseline" else "", word)))
-        row["setting"] = f"{row['task']} ({named})" if named else row["task"]
+        row["setting"] = setting_of(row["task"], row["difficulty"], word)
 
     # Widths, training and grids, in which all layers of a task may differ; options, in which those of a name may.
     places = [row["setting"] for row in rows]
@@ -127,6 +126,12 @@ def labelled(found: pd.DataFrame) -> pd.DataFrame:
         row["label"] += word and f" ({word})"
     columns = [*found, *(name for name in ("label", "setting") if name not in found)]
     return in_order(pd.DataFrame(rows, columns=columns))
+
+
+def setting_of(task: str, difficulty: str, words: str = "") -> str:
+    """Return the task, with its difficulty unless it is the baseline, and with ``words`` on its other settings."""
+    named = ", ".join(filter(None, (difficulty if difficulty != "baseline" else "", words)))
+    return f"{task} ({named})" if named else task
 
 
 def in_order(found: pd.DataFrame) -> pd.DataFrame:

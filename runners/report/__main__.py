@@ -116,7 +116,7 @@ def language_page(
     """Return what the page of language models shows.
 
     Args:
-        boards: the boards, that of the published protocol first.
+        boards: the boards, that of the reference protocol first.
         models: language models of every layer.
         against: language models of RT and the Transformer.
     """

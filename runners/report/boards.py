@@ -1,6 +1,6 @@
 """The leaderboards: every layer on every task under one protocol, from the table of records.
 
-There are two, the published protocol and the quick preset. One's own studies stand on the board whose rows they are
+There are two, the reference protocol and the quick preset. One's own studies stand on the board whose rows they are
 comparable with, as ``runners.mad.ranking`` decides.
 """
 
@@ -24,7 +24,7 @@ from tasks import TASKS
 Kind = Literal["layer", "variant", "own", "again"]
 """A layer with its defaults, a variant of one, one's own layer, or one's own training of a layer of the project."""
 METRICS = ("sequence", "token")
-TITLES = {"full": "published protocol", "quick": "quick preset"}
+TITLES = {"full": "reference protocol", "quick": "quick preset"}
 """Boards by the preset of their reference results."""
 YOURS = " (yours)"
 """End of the label of a registered layer that the user has trained again."""

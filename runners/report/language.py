@@ -7,7 +7,7 @@ means "better scores, lower losses".
 One analysis answers whether diagnostics predict language modelling. It was fixed before two layers had a language
 model:
 
-- score: the mean rank by token accuracy over all tasks, under the published protocol;
+- score: the mean rank by token accuracy over all tasks, under the reference protocol;
 - loss: the validation loss;
 - statistic: Spearman's ρ between the families of layers (``family`` of the classes in ``mixers``), where a family
   counts once, with the mean rank of its members;
@@ -197,7 +197,7 @@ def answer(board: Board, models: Sequence[Model]) -> Rho | None:
     """Return the result of the primary analysis; None while a layer lacks a task or a finished language model.
 
     Args:
-        board: accuracies of the layers under the published protocol.
+        board: accuracies of the layers under the reference protocol.
         models: language models of the layers.
     """
     scores = scores_of(board, "token")[MEAN_RANK]

@@ -402,7 +402,7 @@ def test_the_autoencoder_decodes_each_position_by_its_code() -> None:
     model = AutoEncoder(MIXERS["gla"], MIXERS["gla"].Config(heads=4), SHAPE, 11).double()
     tokens_BT = torch.arange(14).reshape(2, 7) % 11
     angle = torch.arange(7.0)[:, None] / 10_000 ** (torch.arange(16) / 16)
-    coded_BTD = model.encode(tokens_BT)[:, -1:] + torch.cat([angle.sin(), angle.cos()], dim=1)
+    coded_BTD = model.hidden(tokens_BT)[:, -1:] + torch.cat([angle.sin(), angle.cos()], dim=1)
     hidden_BTD = torch.nn.functional.gelu(coded_BTD @ model.decoder_in.weight.T)
     logits_BTV = model(tokens_BT)
     expected_BTV = hidden_BTD @ model.decoder_out.weight.T @ model.readout.weight.T

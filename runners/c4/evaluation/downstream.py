@@ -299,7 +299,7 @@ def log_likelihoods(
 
             # Use float32: bfloat16 keeps two or three digits of a logit, too few to distinguish answers.
             tokens_BT, counted_BT = tokens_BT.to(device), scored_BT.to(device)
-            hidden_ND, target_N = model.encode(tokens_BT[:, :-1])[counted_BT], tokens_BT[:, 1:][counted_BT]
+            hidden_ND, target_N = model.hidden(tokens_BT[:, :-1])[counted_BT], tokens_BT[:, 1:][counted_BT]
             log_probabilities, greedy = [], []
             for hidden, target in zip(hidden_ND.split(LOGIT_ROWS), target_N.split(LOGIT_ROWS), strict=True):
                 with torch.autocast(tokens_BT.device.type, enabled=False):

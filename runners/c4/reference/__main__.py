@@ -51,7 +51,7 @@ from runners.c4.loop import RunError
 from runners.c4.pretraining import check_layer, check_memory, checked_options, corpus_of
 from runners.c4.progress import Progress
 from runners.c4.reference.rows import EXPERIMENTS, SEEDS, Place, open_places
-from runners.c4.train import fixed, train
+from runners.c4.train import settings_of, train
 from runners.device import find_devices
 from runners.ending import others_continue, run_command, user_errors
 from runners.files import make_durable, rounded
@@ -171,7 +171,7 @@ def check_files(models: Sequence[Model]) -> None:
     config = models[0].config  # all models read the same text
     corpus = corpus_name(config.data, str(config.tokenizer), config.validation_tokens + 1)
     for model in models:
-        expected = fixed(model.config, model.options)
+        expected = settings_of(model.config, model.options)
         for record in model.records():
             known = {**vars(record), "settings": {n: record.settings.get(n) for n in expected["settings"]}}
             if record.task_config["name"] != corpus:

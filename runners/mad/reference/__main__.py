@@ -7,7 +7,7 @@
     python -m runners.mad.reference --dry-run                        # what is missing, and how long it takes
 
 Each result is one layer on one task: 200 epochs at each point of the wide grid, then five seeds of the chosen point.
-With ``--preset quick`` it has small settings, which are not the published protocol, and is stored in a separate folder.
+With ``--preset quick`` it has small settings, which are not the reference protocol, and is stored in a separate folder.
 
 A finished result is a table of records in ``results/reference``; to train it again, delete it. A stopped one resumes
 from its runs in ``--out``. On several GPUs, one process per GPU takes results, and each is trained once. Several
@@ -58,7 +58,7 @@ class ReferenceOptions:
     Attributes:
         layers: rows to train, all unless given.
         tasks: tasks to train on, all unless given.
-        preset: full is the published protocol; quick is the preset of runners.mad, stored in quick below the folder.
+        preset: full is the reference protocol; quick is the preset of runners.mad, stored in quick below the folder.
         folder: where the results are stored; by default in the checkout, or of an installation in the current folder.
         out: results folder of the studies behind them.
         overview: write the overview of the existing results, and train nothing.

@@ -1,8 +1,9 @@
-"""R runs of one shape as one model: stacked parameters, one training step without host synchronisation, evaluation.
+"""R runs of one shape as one model: stacked parameters, one training step, evaluation.
 
-Layers are written for one run; ``torch.func`` adds the leading run axis R, or the runs are computed one after another,
-where ``torch.func.vmap`` cannot compute a layer. All parameters of a run lie in one row of
-a matrix (R, P), so that the optimizer, clipping, freezing and checkpoints are a few operations on whole rows.
+Layers are written for one run. ``torch.func`` adds the leading run axis R, and nothing waits for the device. Where
+``torch.func.vmap`` cannot compute a layer, the runs are computed one after another, and the host reads the step. All
+parameters of a run lie in one row of a matrix (R, P), so that the optimizer, clipping, freezing and checkpoints are a
+few operations on whole rows.
 """
 
 import functools
@@ -146,7 +147,7 @@ class Ensemble:
     def compile(self, inputs_RBT: Tensor, targets_RBT: Tensor) -> None:
         """Compile the gradient for batches such as this one, unless kernels compute all of the layer."""
         layer = type(self.model.stack[0])
-        if layer.compiled:
+        if layer.compile_step:
             from runners.mad.training.compiled import compiled  # a GPU alone needs it
 
             self.gradient = compiled(self._gradient, (self.params_RP, inputs_RBT, targets_RBT), layer.__name__)

@@ -19,10 +19,10 @@ At an evaluation:
 
 Training ends at the last step, or once all runs have diverged.
 
-On a CUDA device the optimizer step (forward, loss, backward, AdamW) is one CUDA graph. The same runs trained together
-repeat bitwise on the CPU. On CUDA they do so where all kernels repeat, which those of RT and the Transformer do (see
-``mixers.ops.kernels``). A run in other company agrees within rounding, because products of another size may round
-differently.
+On a CUDA device the optimizer step (forward, loss, backward, AdamW) is one CUDA graph, unless the runs are computed one
+after another. The same runs trained together repeat bitwise on the CPU. On CUDA they do so where all kernels repeat,
+which those of RT and the Transformer do (see ``mixers.ops.kernels``). A run in other company agrees within rounding,
+because products of another size may round differently.
 """
 
 import math
@@ -56,7 +56,8 @@ class Metrics:
         sequence_accuracy: share of sequences in [0, 1] whose scored positions are all right.
         token_accuracy: share of scored positions in [0, 1] that are right.
         loss: mean cross-entropy of the scored positions in nats.
-        score: value by which runs and evaluations are selected, see ``tasks.metrics.score``.
+        score: value that picks the best evaluation of a run, and the seed whose model is diagnosed; see
+            ``tasks.metrics.score``.
     """
 
     sequence_accuracy: float
@@ -259,11 +260,11 @@ class _Loop:
         Returns:
             Whether they hold the parameters that the model has, in this order; else nothing is changed.
         """
-        found = [load_tensors(path) for path in self.checkpoints]
-        if any(info.get("parameters") != self._parameters for _, info in found):
+        states = [load_tensors(path) for path in self.checkpoints]
+        if any(info.get("parameters") != self._parameters for _, info in states):
             return False
 
-        for r, (tensors, info) in enumerate(found):
+        for r, (tensors, info) in enumerate(states):
             for name, tensor in self._rows().items():
                 tensor[r].copy_(tensors[name])
             self.curves[r] = [typed(CurvePoint, point) for point in info["curve"]]
@@ -274,27 +275,28 @@ class _Loop:
 
     def results(self) -> list[Result]:
         """Return each run's kept parameters and their metrics."""
-        metrics = metrics_by_run(self._measure(self.best.params_RP))
         parameters = self.ensemble.named(self.best.params_RP)
+        best, diverged_R = self.best.step_R.tolist(), self.ensemble.diverged_R.tolist()
+        measured = [{point.step: point.validation for point in curve} for curve in self.curves]
 
         return [
             Result(
                 curve=self.curves[r],
-                best_step=int(self.best.step_R[r]),
+                best_step=best[r],
                 diverged_step=None if diverged < 0 else diverged,
-                validation=metrics[r] if diverged < 0 else None,
+                validation=measured[r][best[r]] if diverged < 0 else None,
                 parameters={name: stacked[r] for name, stacked in parameters.items()},
                 seconds=self.seconds,
                 steps_per_second=self.step / self.seconds,
             )
-            for r, diverged in enumerate(self.ensemble.diverged_R.tolist())
+            for r, diverged in enumerate(diverged_R)
         ]
 
     def add_points(self) -> None:
         """Measure all runs, keep the best parameters, and add a point to each curve."""
         steps = self.step - (self.curves[0][-1].step if self.curves[0] else 0)
         losses = (self.stepper.take_loss_sum() / steps).tolist()
-        counts = self._measure(self.ensemble.params_RP)
+        counts = evaluate(self.ensemble, self.ensemble.params_RP, self.validation, self.vocab_size)
 
         # Runs that have diverged keep nothing more.
         optimizer = self.ensemble.optimizer
@@ -306,9 +308,6 @@ class _Loop:
         for r, alive in enumerate(alive_R.tolist()):
             loss = losses[r] if math.isfinite(losses[r]) else None
             self.curves[r].append(CurvePoint(step=self.step, train_loss=loss, validation=metrics[r] if alive else None))
-
-    def _measure(self, params_RP: Tensor) -> Counts:
-        return evaluate(self.ensemble, params_RP, self.validation, self.vocab_size)
 
     def count_and_save(self) -> bool:
         """Count the time since the last call; save if the last checkpoints are old, and return whether it did."""

@@ -195,7 +195,7 @@ def test_without_a_compiler_tiled_runs_and_only_who_asks_for_native_is_told(
     assert line.startswith('CC=cc " cannot be read (No closing quotation): slower plain PyTorch runs')
 
     assert choose("native", x, 64, 4, 1) == "tiled"
-    assert "tiled runs, because native has no kernel for this machine (no C compiler that works)" in caplog.text
+    assert "tiled runs, because native cannot run on this machine (no C compiler that works)" in caplog.text
     assert list(tmp_path.rglob("*.so")) == []
     library.cache_clear()
     norm_library.cache_clear()

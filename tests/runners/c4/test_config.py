@@ -1,6 +1,7 @@
 """The options of pretraining: the paper's table, what is refused, and what makes two runs the same run."""
 
 import re
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -111,11 +112,14 @@ def test_how_a_run_is_computed_makes_no_other_run_and_all_else_does() -> None:
 def test_a_users_module_with_another_text_makes_another_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "layer_of_a_user.py"
-    text = "from torch import nn\nclass Mine(nn.Linear):\n"
-    text += "    def __init__(self, dim):\n        super().__init__(dim, dim)\n"
+    text = (
+        "from torch import nn\nclass Mine(nn.Linear):\n"
+        "    def __init__(self, dim):\n        super().__init__(dim, dim)\n"
+    )
     file.write_text(text)
     config = replace(PRESETS["tiny"], mixer="layer_of_a_user:Mine")
     first = identity(config, {}, "text")
     assert identity(config, {}, "text") == first
     file.write_text(text + "# changed\n")
+    monkeypatch.delitem(sys.modules, "layer_of_a_user")
     assert identity(config, {}, "text").fingerprint != first.fingerprint

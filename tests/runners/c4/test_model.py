@@ -21,7 +21,7 @@ from mixers.models import LanguageModel
 from mixers.parts import MLP
 from runners.c4 import model as subject
 from runners.c4.config import SIZES, Config
-from runners.c4.costs import describe, facts, flops_per_token
+from runners.c4.costs import cost_table, flops_per_token, known_figures
 from runners.c4.model import build, layer_of, mean_loss, padded_vocab, token_losses
 from runners.tables import abbreviated
 
@@ -111,7 +111,7 @@ def test_under_autocast_losses_are_float32_and_no_less_exact_than_the_whole(few_
 def test_a_token_predicted_almost_surely_keeps_its_gradient_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its p - 1 is -0.001, a number that the difference of p in bfloat16 and 1 rounds to 0 or -0.004."""
     model = build(SMALL, {}, VOCAB)
-    monkeypatch.setattr(model, "encode", lambda *_: torch.eye(16)[None, :1])
+    monkeypatch.setattr(model, "hidden", lambda *_: torch.eye(16)[None, :1])
     logit = math.log(0.999 / 0.001 * (padded_vocab(VOCAB) - 1))
     with torch.no_grad():
         model.readout.weight.zero_()[3, 0] = logit
@@ -158,7 +158,7 @@ def test_on_a_gpu_liger_s_mean_and_our_own_are_the_exact_one(
     tokens_BT = torch.randint(1100, (4, tokens // 4 + 1), generator=generator).to(device)
     exact = [y.detach().double().requires_grad_() for y in (hidden_BTD, weight_VD)]
     expected = F.cross_entropy((exact[0] @ exact[1].mT).flatten(0, 1), tokens_BT[:, 1:].flatten())
-    monkeypatch.setattr(model, "encode", lambda *_: hidden_BTD)
+    monkeypatch.setattr(model, "hidden", lambda *_: hidden_BTD)
     with torch.autocast(device.type, torch.bfloat16):
         loss = mean_loss(model, tokens_BT)
     assert loss.dtype == torch.float32
@@ -173,7 +173,7 @@ def test_on_a_gpu_liger_s_mean_and_our_own_are_the_exact_one(
 def test_recomputed_layers_give_the_same_gradients(mixer: str) -> None:
     config = replace(SMALL, mixer=mixer)
     model, tokens_BT, calls = build(config, {}, VOCAB).double(), windows(), [0]
-    encoded = model.encode(tokens_BT)
+    encoded = model.hidden(tokens_BT)
 
     def counted(*_: Any) -> None:
         calls[0] += 1
@@ -187,7 +187,7 @@ def test_recomputed_layers_give_the_same_gradients(mixer: str) -> None:
     assert calls == [3 * len(model.stack)]
     for name in kept:
         torch.testing.assert_close(recomputed[name], kept[name], rtol=0, atol=1e-12)
-    torch.testing.assert_close(model.encode(tokens_BT), encoded, rtol=0, atol=0)
+    torch.testing.assert_close(model.hidden(tokens_BT), encoded, rtol=0, atol=0)
 
 
 def test_a_seed_decides_the_model_and_nothing_else_is_drawn_from() -> None:
@@ -243,7 +243,7 @@ def test_a_layer_that_cannot_be_built_is_named_in_one_line() -> None:
 def test_the_papers_sizes_count_neither_embedding_nor_readout(size: Any, layers: int) -> None:
     """Models of width 1408 are 4.8% below the size that the paper states; no other count suits them better."""
     config = Config(mixer="transformer", size=size, layers=layers, batch_size=1)
-    found, width, stated = facts(config, {}, T5), config.shape().width, int(size[:3]) * 1e6
+    found, width, stated = known_figures(config, {}, T5), config.shape().width, int(size[:3]) * 1e6
     parameters, own = found["parameters"], found["parameters_without_embeddings"]
     assert own == layers * (12 * width**2 + 4 * width) + width  # matrices, then gains
     assert parameters == own + 2 * 32_128 * width
@@ -303,7 +303,7 @@ def test_a_layer_that_cannot_be_traced_still_has_a_cost(
 ) -> None:
     monkeypatch.setitem(MIXERS, "untraceable", Untraceable)
     with caplog.at_level(logging.WARNING):
-        found = facts(replace(SMALL, mixer="untraceable"), {}, VOCAB)
+        found = known_figures(replace(SMALL, mixer="untraceable"), {}, VOCAB)
     assert "untraceable not counted, two per parameter are assumed" in caplog.text
     assert "Traceback" not in capfd.readouterr().err
     assert found["flops_per_token"] == 6 * (found["parameters_without_embeddings"] + 16 * padded_vocab(VOCAB))
@@ -313,7 +313,7 @@ def test_the_dry_run_states_parameters_operations_memory_steps_and_tokens() -> N
     def rendered(config: Config) -> str:
         console = Console(width=120)
         with console.capture() as capture:
-            console.print(describe(config, {}))
+            console.print(cost_table(config, {}))
         return capture.get()
 
     text = rendered(replace(SMALL, steps=1_000))

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from runners.mad import __main__ as mad
-from runners.mad.checks import runs_at_once
 from tests.runners.mad.commands import HEADS, TINY, planned
 
 pytestmark = pytest.mark.usefixtures("wide_terminal")
@@ -83,7 +82,7 @@ def test_what_fits_is_not_refused_and_its_neighbour_is(
 def test_a_cpu_trains_as_many_runs_at_once_as_32768_positions_hold(task: str, device: str, runs: int) -> None:
     """Of 128 sequences of 16, 40 and 220 positions."""
     (experiment,) = planned(["--mixer", "transformer", "--task", task, "--device", "cpu"])[1]
-    assert runs_at_once(experiment, 30, torch.device(device)) == runs
+    assert experiment.runs_at_once(30, torch.device(device)) == runs
 
 
 def test_a_file_in_place_of_the_results_folder_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_another_text_of_a_users_module_makes_another_study(tmp_path: Path, monk
     for factor in ("1", "2"):
         source = f"class L(Transformer):\n    def forward(self, x):\n        return {factor} * super().forward(x)\n"
         name = f"<cell {factor}>"
-        monkeypatch.setitem(experiment_module.inspect.linecache.cache, name, (1, None, source.splitlines(True), name))
+        monkeypatch.setitem(sys.modules["linecache"].cache, name, (1, None, source.splitlines(True), name))
         scope: dict[str, Any] = {"__name__": "__main__", "Transformer": Transformer}
         exec(compile(source, name, "exec"), scope)
         monkeypatch.setattr(sys.modules["__main__"], "L", scope["L"], raising=False)
@@ -266,7 +266,7 @@ def test_results_of_an_older_version_are_named_and_left(tmp_path: Path) -> None:
     text = io.StringIO()
     options = replace(OPTIONS, out=tmp_path, lr=(1e-3,), weight_decay=(0.0,))
     [*search.train_studies([experiment()], options, Console(file=text, width=200))]
-    assert "has results of an older version (runs, studies.journal), which stay as they are" in text.getvalue()
+    assert "has results of an older version (studies.journal), which stay as they are" in text.getvalue()
     assert (tmp_path / "studies.journal").read_text() == "old"
 
 

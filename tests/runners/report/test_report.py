@@ -44,7 +44,7 @@ class Outside(HTMLParser):
 
 
 def board_of(folder: Path, *studies: Path) -> tuple[Board, list[str]]:
-    """Return the board of the published protocol, and the lines about studies that are left out."""
+    """Return the board of the reference protocol, and the lines about studies that are left out."""
     reference = load_rows(folder / "reference", ("full", "quick"), ENTRIES.values(), TASKS)
     (board, *_), left_out = boards_of(reference, records.load(*studies))
     return board, left_out
@@ -133,7 +133,7 @@ def test_ones_own_study_is_marked_and_ranked_beside_the_reference(pages: Path, r
     row = rows_of(pages / "index.html")["my_layer:MyLayer"]
     assert 'class="badge own">yours' in row
     assert "2nd of 4: 0 better, 3 tied, 0 worse" in row
-    assert "my_layer:MyLayer: 2nd of 4, mean rank 2.0 over 1 task, published protocol" in text
+    assert "my_layer:MyLayer: 2nd of 4, mean rank 2.0 over 1 task, reference protocol" in text
 
     # The project's own layer trained again has no rank; one of other settings is left out.
     again = write_study(tmp_path, cell("rt", "parity", [1.0, 1.0], study="again"))

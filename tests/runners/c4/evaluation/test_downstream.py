@@ -130,7 +130,7 @@ class Bigrams(nn.Module):
         self.table = nn.Parameter(logits_VV.log_softmax(dim=-1))
         self.readout = nn.Identity()
 
-    def encode(self, tokens_BT: Tensor) -> Tensor:
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
         return self.table[tokens_BT]
 
 

@@ -103,8 +103,8 @@ def test_the_shipped_records_are_those_of_the_rows() -> None:
             assert open_places(model.records()) == []
             for record in model.records():
                 assert (record.study, record.layer) == (name, variant_label(config.mixer, options, 1))
-                known = {key: getattr(record, key) for key in reference.fixed(config, options)}
-                assert known | {"settings": 0} == reference.fixed(config, options) | {"settings": 0}
+                known = {key: getattr(record, key) for key in reference.settings_of(config, options)}
+                assert known | {"settings": 0} == reference.settings_of(config, options) | {"settings": 0}
 
 
 # The command.

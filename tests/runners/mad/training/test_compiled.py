@@ -30,7 +30,7 @@ def ensemble(mixer: str, device: torch.device) -> tuple[Ensemble, Tensor, Tensor
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("mixer", [name for name, layer in MIXERS.items() if layer.compiled])
+@pytest.mark.parametrize("mixer", [name for name, layer in MIXERS.items() if layer.compile_step])
 def test_a_compiled_step_computes_what_the_plain_one_computes(mixer: str, caplog: pytest.LogCaptureFixture) -> None:
     """Losses and gradients, up to the rounding of bfloat16; and they repeat bitwise."""
     if not torch.cuda.is_available():
