@@ -61,9 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         figure = chart_file(given.out, "comparison", [*sorted(own["study"].unique()), given.reference])
         plot_comparison(found, figure)
-    console.print(
-        f"chart: {figure}; all {len(found)} rows with costs: the .csv beside it, or --verbose", soft_wrap=True
-    )
+    console.print(f"chart: {figure}; rows with costs: the .csv beside it, or --verbose", soft_wrap=True)
 
 
 if __name__ == "__main__":

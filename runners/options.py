@@ -31,7 +31,13 @@ def parse(options_class: type[Options], arguments: Sequence[str] | None, default
         SystemExit: an option is unknown or cannot be read, with status 2; or the help was asked for.
         ValueError: a value is refused by ``__post_init__``.
     """
-    return tyro.cli(options_class, args=arguments, default=default, config=_CONFIG, registry=_READERS)
+    return tyro.cli(options_class, prog=_program(), args=arguments, default=default, config=_CONFIG, registry=_READERS)
+
+
+def _program() -> str | None:
+    """Return what a user types before the options: ``python -m runners.mad``."""
+    spec = sys.modules["__main__"].__spec__
+    return f"python -m {spec.name.removesuffix('.__main__')}" if spec else None
 
 
 def parse_nested(
@@ -74,7 +80,7 @@ def parse_nested(
     made = make_dataclass(options_class.__name__, parts, frozen=True, kw_only=True)
     made.__doc__ = options_class.__doc__
 
-    parsed: Any = tyro.cli(made, args=arguments, config=_CONFIG, registry=_READERS)
+    parsed: Any = tyro.cli(made, prog=_program(), args=arguments, config=_CONFIG, registry=_READERS)
     given = {
         group: {name: value for name, value in vars(getattr(parsed, f"of_{group}")).items() if value is not None}
         for group in configs

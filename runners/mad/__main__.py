@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         words = re.sub(r"[^\w.+-]+", "-", "-".join(dict.fromkeys([*best["layer"], *best["task"]])))[:100]
         figure = chart_file(options.out, words, [*best["study"], *trained["lr"], *trained["seed"]])
         plot_comparison(choices, figure)
-    say(f"chart: {figure}; all {len(choices)} rows with costs: the .csv beside it, or --verbose")
+    say(f"chart: {figure}; rows with costs: the .csv beside it, or --verbose")
     folders = [experiment.folder(options.out) for experiment in experiments]
     studies = folders[0] if len(folders) == 1 else folders[0].parent
     say(f"runs and diagnosis: {studies}; dashboard: optuna-dashboard {shown(options.place)}")

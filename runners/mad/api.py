@@ -170,7 +170,7 @@ def study(
         **options,
     }
     if any(not isinstance(named[name], str) or named[name] == "all" for name in ("mixer", "task", "difficulty")):
-        raise ValueError("study trains one layer on one task: call it once for each")
+        raise ValueError("study trains one layer on one task, each a name or a class: call it once for each")
     find_mixer(named["mixer"])  # its message on a class or a module is the better one
     parsed = from_keywords(defaults(preset, **options), "study", named)
     experiments = plan(parsed, dict(mixer_options or {}), dict(task_options or {}))

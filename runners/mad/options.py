@@ -130,7 +130,8 @@ class Options(Tracking):
     def __post_init__(self) -> None:
         counts = ("seeds", "epochs", "steps", "batch_size", "evaluations", "width", "mlp_width", "layers", "together")
         for name in counts:
-            if (value := getattr(self, name)) is not None and not 1 <= value <= (most := MOST.get(name, 10**9)):
+            value, most = getattr(self, name), MOST.get(name, 10**9)
+            if value is not None and not 1 <= value <= most:
                 raise ValueError(f"{flag_of(name)} {value} must be at least 1 and at most {most:,}")
         if self.short_convolution != 0 and not 2 <= self.short_convolution <= MOST["layers"]:
             raise ValueError(f"--short-convolution {self.short_convolution} must be 0 for none, or 2 to 1,000")

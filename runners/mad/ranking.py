@@ -37,7 +37,7 @@ DIGITS = 12
 
 
 def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFrame, list[str]]:
-    """Return one's own studies beside comparable reference rows, and a line for each study without such rows.
+    """Return one's own studies beside comparable reference rows, and lines about studies without such rows.
 
     Args:
         own: records of one's own studies.
@@ -57,7 +57,7 @@ def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFr
 
     shown: list[Row] = []
     used: dict[int, str] = {}
-    reasons = []
+    reasons: dict[str, list[str]] = {}
     for study in studies.to_dict("records"):
         records = own[own["study"] == study["study"]]
         unlike: list[tuple[int, str]] = []
@@ -72,10 +72,11 @@ def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFr
                 study = study | narrow | {"group": number}
                 used.setdefault(number, study["setting"])
                 break
-            unlike.append((len(differences), f"{differences[0]}: --preset {other['preset']} has theirs"))
+            reason = f"{', '.join(differences)}: --preset {other['preset']} without these options has theirs"
+            unlike.append((len(differences), reason))
         else:
             reason = min(unlike)[1] if unlike else "there are none on this task"
-            reasons.append(f"no reference rows for {study['label']} on {study['setting']}: {reason}")
+            reasons.setdefault(reason, []).append(f"{study['label']} on {study['setting']}")
         shown.append(study)
 
     labels = set(studies["label"])
@@ -83,7 +84,11 @@ def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFr
         for row in groups[number].to_dict("records"):
             label = f"{row['layer']} (reference)" if row["layer"] in labels else row["layer"]
             shown.append(row | {"label": label, "setting": setting, "group": number})
-    return _ranked(in_order(pd.DataFrame(shown))), reasons
+    lines = []
+    for reason, without in reasons.items():
+        more = f" and {len(without) - FEW} more" if len(without) > FEW else ""
+        lines.append(f"no reference rows for {', '.join(without[:FEW])}{more}: {reason}")
+    return _ranked(in_order(pd.DataFrame(shown))), lines
 
 
 def ranking(own: pd.DataFrame, reference: pd.DataFrame | None) -> pd.DataFrame:
@@ -238,7 +243,8 @@ def _costs(rows: pd.DataFrame, transformers: pd.DataFrame) -> str:
     times = [both["run"].mean(), both["run_theirs"].mean()] if len(both) == len(rows) else [None, None]
     cells.append(cell("time of a run", spell(rows["run"].mean()), *times))
     unknown = "" if times[0] or row["layer"] == TRANSFORMER else " (train transformer beside it to compare)"
-    return f"cost of {row['label']} (× the Transformer's): {', '.join(cells)}{unknown}"
+    relative = " (× the Transformer's)" if any("×" in cell for cell in cells) else ""
+    return f"cost of {row['label']}{relative}: {', '.join(cells)}{unknown}"
 
 
 def mean_ranks(found: pd.DataFrame) -> pd.DataFrame:
@@ -304,7 +310,7 @@ def _differences(row: Row, other: Row, seeds: int) -> list[str]:
         return f"{value:,}" if isinstance(value, int) else str(value)
 
     return [
-        f"{name.replace('_', '-')} {words(mine)}, theirs {words(theirs)}"
+        f"{name.replace('_', '-')} {words(mine)} (theirs {words(theirs)})"
         for name, (mine, theirs) in pairs.items()
         if json.dumps(mine) != json.dumps(theirs)
     ]

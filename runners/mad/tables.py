@@ -67,6 +67,8 @@ def print_study(table: pd.DataFrame, console: Console, verbose: bool) -> None:
     choice = f"lr {best['lr']:g}, weight decay {best['weight_decay']:g}"
     if len(found) > 1:
         choice += f", chosen by validation token accuracy of {which}" * bool(seeds)
+    if (lost := int((found["diverged"] > 0).sum())) > 0:
+        choice += f"; {lost} of {len(found)} points diverged"
     reached = estimate(best, "test.token_accuracy", 3) or "unknown"
     console.print(f"{name}: token accuracy {reached} at {choice}", soft_wrap=True)
     if beyond := [f"{part} {estimate(best, f'{part}.token_accuracy', 3)}" for part in beyond_training(best)]:

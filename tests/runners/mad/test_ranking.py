@@ -112,21 +112,26 @@ def test_times_are_compared_where_both_were_trained_on_one_device() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"steps": 600}, "steps 600, theirs 20,000: --preset full has theirs"),
-        ({"width": 64, "mlp_width": 128}, "width 64, theirs 128: --preset full has theirs"),
-        ({"task_config": {"length": 48, "eval_examples": 1280}}, "length 48, theirs 40: --preset full has theirs"),
-        ({"optimizer": {"beta1": 0.9, "beta2": 0.95}}, "beta2 0.95, theirs 0.98: --preset full has theirs"),
-        ({"lr": 2e-3}, "lr 0.002, theirs 0.001: --preset full has theirs"),
-        ({"task": "mine:Task"}, "there are none on this task"),
-        ({"seeds": 1}, "seeds 1, theirs 2: --preset full has theirs"),
+        ({"steps": 600}, "steps 600 (theirs 20,000)"),
+        ({"width": 64, "mlp_width": 128}, "width 64 (theirs 128), mlp-width 128 (theirs 512)"),
+        ({"task_config": {"length": 48, "eval_examples": 1280}}, "length 48 (theirs 40)"),
+        ({"optimizer": {"beta1": 0.9, "beta2": 0.95}}, "beta2 0.95 (theirs 0.98)"),
+        ({"lr": 2e-3}, "lr 0.002 (theirs 0.001)"),
+        ({"seeds": 1}, "seeds 1 (theirs 2)"),
     ],
 )
-def test_where_nothing_is_comparable_a_line_names_the_first_difference(changes: dict[str, Any], reason: str) -> None:
+def test_where_nothing_is_comparable_a_line_names_the_differences(changes: dict[str, Any], reason: str) -> None:
     seeds = changes.pop("seeds", 2)
     own = layer("mine", (0.5, 0.6)[:seeds], **changes)
-    task = changes.get("task", "parity")
-    assert f"\nno reference rows for mine on {task}: {reason}\n" in printed(own, table(*reference(rt=0.5)))
+    line = f"\nno reference rows for mine on parity: {reason}: --preset full without these options has theirs\n"
+    assert line in printed(own, table(*reference(rt=0.5)))
     assert "no reference rows" not in printed(own, None)
+
+
+def test_tasks_without_reference_rows_share_a_line() -> None:
+    own = [y for name in "abcdefgh" for y in layer("mine", (0.5, 0.6), task=f"mine:{name}")]
+    text = printed(own, table(*reference(rt=0.5)))
+    assert text.count("no reference rows for mine on mine:a, mine on mine:b") == text.count("there are none") == 1
 
 
 def test_results_of_another_precision_or_another_device_are_comparable() -> None:
