@@ -46,7 +46,7 @@ def test_a_study_has_its_points_the_choice_and_the_limits(width: int) -> None:
     assert ["0.0005", "0", "1", "of", "2", "diverged"] in [line.split() for line in lines]
     assert lines[-3:-1] == [
         "rt on parity: token accuracy 0.700 ± 1.271 at lr 0.001, weight decay 0.1, chosen by validation token accuracy "
-        "of seeds 0, 1",
+        "of seeds 0, 1; 1 of 3 points diverged",
         "token accuracy beyond training: length 80 0.750 ± 0.000",
     ]
     limits = "ceiling 1 / 1, chance 0.25 / 0.5; mean ± half the 95% t-interval over 2 seeds"
