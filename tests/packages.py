@@ -1,7 +1,7 @@
 """Train a layer of each of twelve public packages, and of PyTorch, in a small setting; print what became of each.
 
     python -m tests.packages            # installs the packages in an environment of its own, in a temporary folder
-    python -m tests.packages mambapy    # only packages with this in their names
+    python -m tests.packages mambapy    # only what has this in its name
 
 The environment sees the present one, and nothing is installed there. Each layer is used as it is published; one that
 takes two widths, or names no argument for any, has a module of a few lines.
@@ -109,7 +109,7 @@ def outcome(entry: Entry, folder: Path, python: Path) -> str:
 
 def main() -> None:
     """Print the table."""
-    chosen = [entry for entry in ENTRIES if not sys.argv[1:] or any(word in entry.requirement for word in sys.argv[1:])]
+    chosen = [entry for entry in ENTRIES if not sys.argv[1:] or any(word in str(entry) for word in sys.argv[1:])]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         venv.create(folder / "environment", with_pip=False, symlinks=True)
