@@ -53,9 +53,9 @@ class CheckpointLM(LM):
     ) -> None:
         super().__init__()
         is_missing = device.startswith("cuda") and not torch.cuda.is_available()
-        self.device = find_devices("auto")[0] if device == "auto" or is_missing else torch.device(device)
+        self._device = find_devices("auto")[0] if device == "auto" or is_missing else torch.device(device)
         model, self.tokenizer = load_model(checkpoint)
-        self.model = model.to(self.device)
+        self.model = model.to(self._device)
         self.seq_len = load_config(checkpoint).seq_len
         self.batch_size = int(batch_size)
         self.end = end_of_text(self.tokenizer)
@@ -81,7 +81,7 @@ class CheckpointLM(LM):
 
     def _score(self, pairs: list[Pair]) -> list[Likelihood]:
         """Return the likelihoods of ``pairs``."""
-        return log_likelihoods(self.model, pairs, self.batch_size, self.seq_len, self.device)
+        return log_likelihoods(self.model, pairs, self.batch_size, self.seq_len, self._device)
 
     def _generate(self, context: str, settings: dict[str, Any]) -> str:
         """Return the continuation of one context."""

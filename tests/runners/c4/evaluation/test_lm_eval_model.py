@@ -30,6 +30,11 @@ class LM(ABC):
 
     def __init__(self) -> None:
         self._rank = 0
+        self._device: Any = None
+
+    @property
+    def device(self) -> Any:
+        return self._device
 
     @abstractmethod
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]: ...
