@@ -61,17 +61,23 @@ class AdaptedLayer(MixerLayer):
         return self.mix(x_BTD) if self.config.whole_layer else super().forward(x_BTD)
 
     def mix(self, x_BTD: Tensor) -> Tensor:
-        y = self.mixer(x_BTD)
+        y = returned = self.mixer(x_BTD)
         if isinstance(y, Mapping | tuple | list):
             y = next(iter(y.values() if isinstance(y, Mapping) else y), None)
 
         if not (isinstance(y, Tensor) and y.shape == x_BTD.shape):
-            found = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            found = f"{tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+            if y is not returned:
+                found = (
+                    f"a {type(returned).__name__} that begins with {'shape ' * isinstance(y, Tensor)}{found}"
+                    if len(returned)
+                    else f"an empty {type(returned).__name__}"
+                )
             raise ContractError(
                 f"{self.module_class.__name__} must return a tensor of the shape of its inputs, or a tuple, list or "
                 f"dict that begins with it: for {tuple(x_BTD.shape)} it returned {found}"
             )
-        if not y.is_floating_point() or (y.dtype == torch.float64 != x_BTD.dtype):
+        if not y.is_floating_point() or (y.dtype in (torch.float64, torch.float16) and y.dtype != x_BTD.dtype):
             raise ContractError(
                 f"{self.module_class.__name__} must return the type of its inputs: for {x_BTD.dtype} it returned "
                 f"{y.dtype}"
@@ -121,6 +127,9 @@ def adapt(module_class: type[nn.Module]) -> type[AdaptedLayer]:
 
     The arguments of the constructor become options, and so do those of a configuration object that it takes.
     ``*args``, ``**kwargs`` and arguments of types that a command line cannot give keep their defaults.
+
+    Raises:
+        ValueError: the constructor names no argument.
     """
     if module_class not in _adapted:
         _adapted[module_class] = _layer_class(module_class)
@@ -132,6 +141,11 @@ _adapted: dict[type[nn.Module], type[AdaptedLayer]] = {}
 
 def _layer_class(module_class: type[nn.Module]) -> type[AdaptedLayer]:
     parameters = _parameters(module_class)
+    if not parameters:
+        raise ValueError(
+            f"the constructor of {module_class.__name__} names no argument for the model width: write a subclass whose "
+            "__init__(self, dim) calls super().__init__ with all that it needs"
+        )
     usual = _usual_width(parameters)
 
     # ``__module__`` names the module's own file, so that its code belongs to the code version of results.
@@ -155,11 +169,6 @@ def _arguments(module_class: type[nn.Module], config: AdaptedLayer.Config, width
     parameters, name_of_class = _parameters(module_class), module_class.__name__
     name = config.width_argument or _usual_width(parameters)
     usual = [name for name in WIDTH_NAMES if name in parameters]
-    if not parameters:
-        raise ValueError(
-            f"the constructor of {name_of_class} names no argument for the model width: write a subclass whose "
-            "__init__(self, dim) calls super().__init__ with all that it needs"
-        )
     if name is None and len(usual) > 1 and not _needed(parameters):
         raise ValueError(
             f"{' and '.join(usual)} of {name_of_class} may both take the model width: name one of them by "
@@ -176,9 +185,16 @@ def _arguments(module_class: type[nn.Module], config: AdaptedLayer.Config, width
             f"width_argument: {name_of_class} has no argument {name!r}: choose from {', '.join(parameters)}"
         )
 
-    # None stands for a default that a command line cannot give.
+    # None stands for a default that a command line cannot give. An optional argument without a default, which inspect
+    # marks by a class, is None.
     own = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in OWN}
-    given = {key: value for key, value in own.items() if value is not None or parameters[key].default is None}
+    given = {
+        key: value
+        for key, value in own.items()
+        if value is not None
+        or (default := parameters[key].default) is None
+        or (NoneType in get_args(parameters[key].annotation) and isinstance(default, (*SCALARS, tuple, type)))
+    }
     if name in given and given[name] != parameters[name].default:
         raise ValueError(f"{name}: it takes the model width: leave it out, and give the width")
     given[name] = width
@@ -266,7 +282,7 @@ def _config_class(module_class: type[nn.Module], parameters: Mapping[str, Parame
         """Pickle by the module class, because each process creates its own class of options."""
         return _restored, (module_class, {f.name: getattr(self, f.name) for f in fields(self)})
 
-    namespace = {"__module__": module_class.__module__, "__reduce__": reduce}
+    namespace = {"__module__": module_class.__module__, "__reduce__": reduce, "width_name": usual or ""}
     bases = (AdaptedLayer.Config,)
     return make_dataclass("Config", options, bases=bases, namespace=namespace, frozen=True, kw_only=True)
 

@@ -40,7 +40,7 @@ def check_foreign(
 
     Args:
         mixer: name of the layer; a name with a colon is a layer from outside.
-        build: builds the layer, with parameters from torch's global generator.
+        build: builds the layer, with parameters from torch's global generator, which it leaves advanced.
         device: device on which the layer is called.
         positions: returns the length of the sequences to train on.
         several: whether several runs are trained at once, which share all but parameters.
@@ -49,12 +49,29 @@ def check_foreign(
         Names of parameters that no gradient reaches, for ``warn_unused``; none for a registered layer.
 
     Raises:
-        ContractError: as ``check_seeded``, ``check_held`` and ``check_layer``.
+        ContractError: building the layer seeds the global generator; as ``check_seeded``, ``check_held`` and
+            ``check_layer``.
     """
     if not is_path(mixer):
         return []
-    layer, same, other = (_built(build, seed) for seed in (0, 0, 1))
+    (layer, next_of_layer), (same, _), (other, next_of_other) = (_built(build, seed) for seed in (0, 0, 1))
     check_seeded(mixer, layer, same)
+    if equal(next_of_layer, next_of_other):
+        raise ContractError(f"mixer {mixer!r}: it seeds PyTorch's generator itself: remove torch.manual_seed")
+
+    # Constant parameters, and parts that all layers share, say nothing of the layer's own random numbers.
+    of_other, shared = dict(other.named_parameters()), ("mlp.", "convolution.")
+    own = {
+        name: equal(parameter, of_other.get(name))
+        for name, parameter in layer.named_parameters()
+        if not name.removeprefix("layer.").startswith(shared) and (parameter != parameter.flatten()[:1]).any()
+    }
+    if own and all(own.values()):
+        log_once(
+            f"mixer {mixer!r}: no parameter depends on the seed, not even {min(own)}: if it is drawn at random, draw "
+            "it without a seed or generator of its own, or intervals lack this variation"
+        )
+
     check_held(mixer, layer, other if several else layer)
     unused = check_layer(mixer, layer, device, positions())
 
@@ -70,10 +87,11 @@ def check_foreign(
     return unused
 
 
-def _built(build: Callable[[], Layer], seed: int) -> Layer:
+def _built(build: Callable[[], Layer], seed: int) -> tuple[Layer, Tensor]:
+    """Return a layer built under a seed, and the random numbers that follow."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return settled(build())
+        return settled(build()), torch.rand(4)
 
 
 def check_seeded(mixer: str, layer: Layer, same: Layer) -> None:
@@ -272,7 +290,10 @@ def _check_outputs(
 
     # Other sequences. Products of another size round otherwise, which grows along the sequence in a chaotic layer.
     if differ(z_BTD[1], beside_BTD[1]):
-        raise ContractError(f"mixer {mixer!r}: outputs of a sequence change with the inputs of another one")
+        raise ContractError(
+            f"mixer {mixer!r}: outputs of a sequence change with the inputs of another one"
+            + ("" if getattr(layer.config, "batch_first", True) else ": give --mixer.batch-first True")
+        )
     if differ(z_BTD[:1, :FIRST], alone_BTD[:, :FIRST], times=10):
         raise ContractError(
             f"mixer {mixer!r}: outputs of a sequence change when the layer is called with it alone: let nothing depend "
@@ -327,7 +348,7 @@ def _check_causal(mixer: str, layer: Layer, x_TD: Tensor) -> None:
                 if differ(z_TD[:position], changed_TD[:position]):
                     raise ContractError(
                         f"mixer {mixer!r} is not causal: outputs at positions before {position} change with the input "
-                        "there"
+                        f"there{': it may need a mask (docs/packages.md)' * isinstance(layer, AdaptedLayer)}"
                     )
 
 

@@ -162,8 +162,12 @@ def variant_label(mixer: str, settings: Mapping[str, Any], layers: int, short_co
     words = [mixer]
     for name, value in settings.items():
         word = name.replace("_", "-")
+        # An entry with a dash is quoted, or it would look like two.
+        quoted = (
+            (repr(y) if "-" in str(y) else str(y) for y in value) if isinstance(value, tuple | list) else [str(value)]
+        )
         is_short = isinstance(value, float) and float(f"{value:g}") == value
-        number = f"{value:g}" if is_short else str(value).strip("()").replace(", ", "-")
+        number = f"{value:g}" if is_short else "-".join(quoted)
         words.append((word if value else f"no-{word}") if isinstance(value, bool) else f"{word}-{number}")
     if layers > 1:
         words.append(f"{layers}-layers")

@@ -97,6 +97,15 @@ def user_errors(*kinds: type[Exception]) -> Iterator[None]:
 
 
 @contextmanager
+def exits_are_errors() -> Iterator[None]:
+    """Raise a ValueError where a user's code ends the program, which a caller in Python would not notice."""
+    try:
+        yield
+    except SystemExit as error:
+        raise ValueError(_unexpected(error)) from error
+
+
+@contextmanager
 def others_continue(name: str, failed: list[str], *expected: type[Exception]) -> Iterator[None]:
     """Turn an error in one of several pieces of work into one line, so that the others are done.
 

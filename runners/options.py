@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
 import docstring_parser
 import tyro
@@ -55,26 +55,30 @@ def parse_nested(
         The options; and by group, the options of layers or tasks that were given.
 
     Raises:
-        SystemExit, ValueError: as ``parse``.
+        SystemExit, ValueError: as ``parse``; ValueError also for the argument of a module that takes the model width.
     """
     # The help has the order of the fields.
     entries = vars(options_class)["__dataclass_fields__"]
     for name in names_of(options_class):
         entries[name] = entries.pop(name)
 
+    words = {word.partition("=")[0].replace("_", "-") for word in arguments}
     own: Any = Annotated[options_class, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")]
     parts: list[Any] = [("own", own, field(default=default))]
     for group, classes in configs.items():
         found: dict[str, Any] = {}
         for config in classes.values():
+            if (flag := flag_of(getattr(config, "width_name", ""), group)) in words:
+                raise ValueError(f"{flag} takes the model width: give --width")
             texts = {p.arg_name: p.description or "" for p in docstring_parser.parse(config.__doc__ or "").params}
             hints, defaults = get_type_hints(config), config()
             for entry in fields(config):
                 default_of = f"(default: {getattr(defaults, entry.name)})"
                 about = tyro.conf.arg(help=texts.get(entry.name, ""), help_behavior_hint=default_of)
-                # None stands for an option that is not given.
-                optional = entry.name, Annotated[hints[entry.name] | None, about], field(default=None)
-                found.setdefault(entry.name, optional)
+                # Any option may be left out; choices are listed without None.
+                hint, has_choices = hints[entry.name], get_origin(hints[entry.name]) is Literal
+                hint, unset = (hint, getattr(defaults, entry.name)) if has_choices else (hint | None, None)
+                found.setdefault(entry.name, (entry.name, Annotated[hint, about], field(default=unset)))
         part = make_dataclass(f"{group.title()}Options", found.values(), frozen=True, kw_only=True)
         parts.append((f"of_{group}", Annotated[part, tyro.conf.arg(name=group)], field(default_factory=part)))
     made = make_dataclass(options_class.__name__, parts, frozen=True, kw_only=True)
@@ -82,7 +86,7 @@ def parse_nested(
 
     parsed: Any = tyro.cli(made, prog=_program(), args=arguments, config=_CONFIG, registry=_READERS)
     given = {
-        group: {name: value for name, value in vars(getattr(parsed, f"of_{group}")).items() if value is not None}
+        group: {n: value for n, value in vars(getattr(parsed, f"of_{group}")).items() if flag_of(n, group) in words}
         for group in configs
     }
     return parsed.own, given

@@ -33,6 +33,7 @@ from runners.c4.model import layer_of
 from runners.c4.progress import Progress
 from runners.c4.train import loss_of, train
 from runners.device import require_memory
+from runners.ending import exits_are_errors
 from runners.options import applicable, from_keywords
 from runners.progress import open_console
 from runners.records import Record, read_all
@@ -71,6 +72,7 @@ class Result:
         return pd.read_csv(self.folder / "curve.csv").to_dict("records")
 
 
+@exits_are_errors()
 def pretrain(
     mixer: str | type[nn.Module] = "rt",
     *,
@@ -131,7 +133,8 @@ def checked_options(config: Config, options: dict[str, Any]) -> dict[str, Any]:
     """
     layer, defaults = layer_of(config, {})
     options = {n: y for n, y in converted(layer.Config, options).items() if y != getattr(defaults, n)}
-    _build_layer(config, options)
+    with torch.random.fork_rng(devices=[]):
+        _build_layer(config, options)
     if config.downstream is not None:
         read_items(config.downstream)
     return options
@@ -237,7 +240,7 @@ def corpus_of(config: Config, console: Console) -> Corpus:
 
 
 def _build_layer(config: Config, options: dict[str, Any]) -> Layer:
-    """Build one layer of the model; the global random state is restored."""
+    """Build one layer of the model, with parameters from torch's global generator."""
     layer, layer_config = layer_of(config, options)
-    with torch.random.fork_rng(devices=[]), building(config.mixer):
+    with building(config.mixer):
         return layer(layer_config, config.shape())

@@ -111,10 +111,11 @@ def check_layer(experiment: Experiment, device: torch.device) -> list[str]:
     mixer, foreign = experiment.mixer, is_path(experiment.mixer)
 
     def build() -> Layer:
-        with torch.random.fork_rng(devices=[]), building(mixer):
+        with building(mixer):
             return experiment.build().stack[0]
 
-    build()
+    with torch.random.fork_rng(devices=[]):
+        build()
     length = experiment.instance.split("validation").inputs_ST.shape[1]
     longest = experiment.task_config.longest_length
     unused = check_foreign(mixer, build, device, lambda: length)
@@ -122,7 +123,7 @@ def check_layer(experiment: Experiment, device: torch.device) -> list[str]:
     # Extrapolation sets have longer sequences, on which some layers fail; one that does not must be right there, too.
     if foreign and longest > length:
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 build().to(device)(torch.randn(1, longest, experiment.shape.width, device=device))
         except Exception:  # a user's layer may raise anything
             pass

@@ -36,7 +36,9 @@ from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.storages import BaseStorage
 from rich.console import Console
 
+from mixers.costs import costs
 from runners.device import device_name, find_devices, ran_out_of_memory
+from runners.ending import exits_are_errors
 from runners.files import DamagedFileError, save_tensors
 from runners.interrupt import INTERRUPTED, StoppedError
 from runners.mad.checks import check
@@ -111,6 +113,7 @@ def train_studies(experiments: Sequence[Experiment], options: Options, console: 
             yield experiment, table
 
 
+@exits_are_errors()
 def prepare(
     experiments: Sequence[Experiment], options: Options, say: Say
 ) -> tuple[list[Experiment], pd.DataFrame | None]:
@@ -125,11 +128,14 @@ def prepare(
     """
     reference = load(options.reference, {experiment.task for experiment in experiments})
     checked = check(experiments, options.together, find_devices(options.device)[0], say)
+    for experiment in checked:
+        costs(experiment.layer, experiment.mixer_config, experiment.shape, say)  # says here what cannot be counted
     if not options.dry_run:
         options.log_in()
     return checked, reference
 
 
+@exits_are_errors()
 def print_and_rank(
     studies: Studies,
     options: Options,

@@ -130,6 +130,14 @@ class Demanding(OwnName):
         self.settings = (heads, window, getattr(activation, "__name__", activation), untyped, tuple(axes))
 
 
+class Optionally(OwnName):
+    """Arguments that may be None, without a default and with one."""
+
+    def __init__(self, dim: int, extra: int | None, more: int | None = 4, act: str | Callable | None = max) -> None:
+        super().__init__(dim)
+        self.settings = (extra, more, act)
+
+
 class Hidden(OwnName):
     """Its constructor hides its arguments."""
 

@@ -49,6 +49,7 @@ def test_arguments_without_a_default_and_of_several_types_become_options() -> No
     mixer = build(f"{NAME}:Demanding", width=16, heads=2, window=(1, 2), untyped=0.5).mixer
     assert mixer.settings == (2, (1, 2), "gelu", 0.5, (3,))
     assert build(f"{NAME}:Demanding", width=16, heads=2, window=[1, 2], untyped=0.5).config.window == (1, 2)
+    assert build(f"{NAME}:Optionally", width=16, extra=None, more=None).mixer.settings == (None, None, max)
 
 
 def test_the_fields_of_a_configuration_object_become_options() -> None:

@@ -78,9 +78,9 @@ def test_a_command_line_and_keyword_arguments_give_the_same(words: str, argument
 
 
 def test_options_of_layers_are_those_that_were_given(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--mixer.block", "1", "--mixer.qk-norm", "False", "--mixer.kind", "b"]
+    words = ["--mixer.block", "None", "--mixer.qk_norm=False", "--mixer.kind", "a"]
     _, given = parse_nested(Options, words, Options(), CONFIGS)
-    assert given == {"mixer": {"block": 1, "qk_norm": False, "kind": "b"}}
+    assert given == {"mixer": {"block": None, "qk_norm": False, "kind": "a"}}
 
     assert applicable("mixer", {"qk-norm": False}, CONFIGS["mixer"], print) == {"rt": {"qk_norm": False}, "gla": {}}
     assert capsys.readouterr().out == "--mixer.qk-norm does not apply to mixer gla\n"

@@ -28,7 +28,7 @@ from mixers.transformer import Transformer
 from runners import records
 from runners.ending import run_command
 from runners.mad import __main__ as mad
-from runners.mad import checks
+from runners.mad import checks, study
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Optimizer, Run
 from tests.mixers import strangers
@@ -107,6 +107,12 @@ class Moody(Writing):
         return z_BTD if self.training else z_BTD * torch.nan
 
 
+class Seeding(Moody):
+    def __init__(self, dim: int) -> None:
+        torch.manual_seed(0)
+        super().__init__(dim)
+
+
 class Late(Writing):
     """Looks ahead in sequences longer than those of training; no sequence may have more than 80 positions."""
 
@@ -125,13 +131,31 @@ class Late(Writing):
         (Double, "parameter 'mixer.w' is torch.float64, but parameters are torch.float32: give it that dtype"),
         (Writing, "it writes into its inputs, or into a view of them: make new tensors"),
         (Moody, "outputs differ between training and evaluation mode"),
+        (Seeding, "it seeds PyTorch's generator itself: remove torch.manual_seed"),
     ],
 )
-def test_dtypes_writes_and_modes_that_training_cannot_have_are_refused_in_one_line(
+def test_dtypes_writes_modes_and_seeds_that_training_cannot_have_are_refused_in_one_line(
     kind: type[nn.Module], message: str, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=kind))
     assert message in refused(*COMMAND, "--mixer", "layers_of_others:L")
+
+
+PYTORCHS = "torch.nn:TransformerEncoderLayer --mixer.nhead 2 --mixer.dropout 0"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (PYTORCHS, "with the inputs of another one: give --mixer.batch-first True"),
+        (f"{PYTORCHS} --mixer.batch-first True", "there: it may need a mask (docs/packages.md)"),
+        ("torch.nn:GRU --mixer.batch-first True", "the constructor of GRU names no argument for the model width"),
+        ("tests.mixers.strangers:GatedToy --mixer.hidden-size 8", "--mixer.hidden-size takes the model width"),
+        ("rt --mixer.block None", "block: Input should be a valid integer, not None"),
+    ],
+)
+def test_options_that_do_not_suit_a_layer_are_one_line(words: str, message: str, refused: Callable[..., str]) -> None:
+    assert message in refused(*COMMAND, "--mixer", *words.split())
 
 
 @pytest.mark.parametrize(
@@ -245,7 +269,9 @@ def test_what_vmap_cannot_compute_is_trained_one_run_after_another_and_a_line_sa
         ("quit(0)", "SystemExit: 0"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         ("return None", "it returned NoneType"),
-        ("return {}", "it returned NoneType"),
+        ("return self.out(x).half()", "it returned torch.float16"),
+        ("return {}", "it returned an empty dict"),
+        ("return {'loss': self.out(x).sum()}", "it returned a dict that begins with shape ()"),
         ("return self.out(x).flatten(1)", "it returned (2, 256)"),
     ],
 )
@@ -257,6 +283,8 @@ def test_however_a_layer_leaves_it_is_one_line_and_status_2(
     (tmp_path / "leaving.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "leaving", raising=False)
+    with pytest.raises((ValueError, KeyboardInterrupt)):
+        study("leaving:L", "in-context-recall", width=16, out=tmp_path / "out", device="cpu")
     with pytest.raises(SystemExit) as stop:
         run_command(lambda: mad.main([*COMMAND, "--mixer", "leaving:L", "--out", str(tmp_path / "out")]), "interrupted")
     error = capsys.readouterr().err
@@ -384,7 +412,6 @@ PACKAGES = {"with_config": [], "recurrent": ["torch.func.vmap cannot"], "with_ro
 """Examples of docs/packages.md, with what is said of them."""
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # PyTorch's attention under vmap
 @pytest.mark.parametrize("module", PACKAGES)
 def test_layers_from_packages_train_as_the_documentation_shows(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -453,12 +480,23 @@ def test_a_parameter_that_gets_no_gradient_is_said_once_all_layers_have_passed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, refused: Callable[..., str]
 ) -> None:
     """Before an error of another layer it would mislead."""
-    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(A=Spare, B=Moody))
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(A=Spare, B=Moody, C=OfOneSeed))
     assert "training and evaluation mode" in refused(*COMMAND, "--mixer", "layers_of_others:A", "layers_of_others:B")
     assert caplog.messages == []
     mad.main([*COMMAND, "--mixer", "layers_of_others:A", "--dry-run", "--out", str(tmp_path / "out")])
     said = "mixer 'layers_of_others:A': no gradient reaches mixer.a, which counts as a parameter all the same"
     assert said in caplog.messages
+    mad.main([*COMMAND, "--mixer", "layers_of_others:C", "--dry-run", "--out", str(tmp_path / "out")])
+    assert "no parameter depends on the seed, not even mixer.w: if it is drawn at random" in caplog.text
+
+
+class OfOneSeed(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(dim, dim, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD @ self.w
 
 
 class Usual(Transformer):

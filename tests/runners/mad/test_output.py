@@ -107,6 +107,7 @@ class Foreign(Transformer):
     @dataclass(frozen=True, kw_only=True)
     class Config(Transformer.Config):
         scale: float = 1.0
+        names: tuple[str, ...] = ()
 
 
 def test_no_two_settings_share_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -114,7 +115,10 @@ def test_no_two_settings_share_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Foreign))
     settings = [["--mixer.heads", n] for n in ("2", "4", "8")]
     scales = [["--mixer.scale", y] for y in ("0.1234567", "0.1234568", "2")]
-    of = {"layers_of_others:L": [*settings, *scales], "rt": settings}
+    of = {
+        "layers_of_others:L": [*settings, *scales, ["--mixer.names", "x", "y"], ["--mixer.names", "x-y"]],
+        "rt": settings,
+    }
     experiments = [
         planned(["--mixer", mixer, "--task", "parity", *TINY, *more])[1][0]
         for mixer, all_ in of.items()
@@ -125,6 +129,7 @@ def test_no_two_settings_share_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path:
     found = [record(layer=one.label, study=one.name, mixer=one.mixer) for one in experiments]
     assert {*labelled(chosen(points(table(*found))))["label"]} == {one.label for one in experiments}
     assert experiments[0].label == "layers_of_others:L-heads-2"
+    assert experiments[6].label == "layers_of_others:L-names-x-y"
 
 
 def listed(tmp_path: Path) -> None:
