@@ -42,7 +42,7 @@ def demo(mixer: str) -> str:
 def language_model(mixer: str) -> str:
     """Train a small language model on random tokens."""
     config = Config(mixer=mixer, layers=2, width=64, heads=4, seq_len=32, batch_size=8, steps=STEPS, lr=1e-2)
-    model, losses = pretrain(config, {})
+    model, losses = pretrain(config, {}, STEPS)
     return digest(model.parameters(), losses)
 
 

@@ -10,7 +10,7 @@ segments, windows, chunks or blocks.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from runners.c4.config import Config
 from runners.c4.distributed import World
 from runners.c4.model import build, mean_loss
 from runners.c4.step import ModelStepper, learning_rate
-from runners.mad.training.loop import train
+from runners.mad.training.loop import CurvePoint, train
 from runners.mad.training.protocol import Optimizer, Protocol, Run
 from tasks import TASKS
 from tasks.base import IGNORE, Batch, Split
@@ -34,6 +34,9 @@ TOLERANCE = 1e-5
 """Largest relative difference of two figures: constants of layers and the loss are rounded to float32."""
 SEQUENCES = 4
 STEPS = 4
+"""Steps of the schedule."""
+TAKEN = 2
+"""Steps that are taken: the second has moments of the first, and the rate of another place of the schedule."""
 CLIP = 0.1
 """Largest gradient norm, small enough that clipping happens."""
 RUNS = (Run(lr=1e-2, weight_decay=0.0, seed=0), Run(lr=5e-3, weight_decay=1.0, seed=1))
@@ -62,6 +65,10 @@ class RandomTokens:
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=scored_ST)
 
 
+class EnoughError(Exception):
+    """The steps of a rehearsal are taken."""
+
+
 @contextmanager
 def in_float64() -> Iterator[None]:
     """Make float64 the dtype of new tensors."""
@@ -84,34 +91,40 @@ def diagnostic(entry: Entry) -> list[float | None]:
         task, backbone = RandomTokens(entry["vocab_size"], entry["positions"]), "language-model"
 
     protocol = Protocol(batch_size=SEQUENCES, steps=STEPS, evaluations=STEPS, optimizer=Optimizer(clip=CLIP))
-    with in_float64():
-        results = train(
-            lambda: BACKBONES[backbone](layer, config, shape, task.vocab_size), task, protocol, RUNS, CPU, ()
-        )
+    curves: list[list[float | None]] = [[] for _ in RUNS]
 
-    figures: list[float | None] = []
-    for point in (point for result in results for point in result.curve):
-        measured = point.validation
-        figures += [point.train_loss, measured and measured.loss, measured and measured.token_accuracy]
-    return figures
+    def listen(step: int, points: list[CurvePoint]) -> None:
+        for figures, point in zip(curves, points, strict=True):
+            measured = point.validation
+            figures += [point.train_loss, measured and measured.loss, measured and measured.token_accuracy]
+        if step == TAKEN:
+            raise EnoughError
+
+    with in_float64(), suppress(EnoughError):
+        train(
+            lambda: BACKBONES[backbone](layer, config, shape, task.vocab_size), task, protocol, RUNS, CPU, (), listen
+        )
+    return [y for figures in curves for y in figures]
 
 
 def language_model(entry: Entry) -> list[float | None]:
-    """Return the loss of each step of a language model, then of the last batch again after the last step."""
+    """Return the loss of each step of a language model, and of the next one before it is taken."""
     config = Config(batch_size=SEQUENCES, steps=STEPS, lr=1e-2, clip=CLIP, **entry["settings"])
     with in_float64():
-        return [*pretrain(config, entry["options"])[1]]
+        return [*pretrain(config, entry["options"], TAKEN)[1]]
 
 
-def pretrain(config: Config, options: dict[str, Any]) -> tuple[LanguageModel, list[float]]:
-    """Train a language model on random tokens; return it with the losses of ``language_model``."""
+def pretrain(config: Config, options: dict[str, Any], steps: int) -> tuple[LanguageModel, list[float]]:
+    """Take steps of a language model on random tokens; return it with the losses of ``language_model``."""
     model = build(config, options, VOCABULARY)
     stepper = ModelStepper(model, config, World(rank=0, size=1, device=CPU))
     stepper.keep_gradients()
 
     generator, losses = torch.Generator().manual_seed(0), []
-    for step in range(config.steps):
+    for step in range(steps + 1):
         tokens_BT = torch.randint(VOCABULARY, (config.batch_size, config.seq_len + 1), generator=generator)
+        if step == steps:
+            break
         for group in stepper.optimizer.param_groups:
             group["lr"] = learning_rate(config, step)
         losses.append(stepper.step(tokens_BT)[0].item())

@@ -1,11 +1,12 @@
 """Fixtures of the tests of pretraining."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from matplotlib.figure import Figure
 
 from runners.c4.data import corpus, sources
 from tests.runners.c4.texts import write_texts
@@ -14,6 +15,21 @@ from tests.runners.c4.texts import write_texts
 @pytest.fixture(autouse=True)
 def digests_of_the_test_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "DIGESTS", tmp_path / "cache" / "text-digests.json")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def savefig() -> Iterator[Callable[..., None]]:
+    """What draws a figure; without ``drawn``, figures are composed and their files are empty."""
+    original = Figure.savefig
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).touch())
+        yield original
+
+
+@pytest.fixture
+def drawn(savefig: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn."""
+    monkeypatch.setattr(Figure, "savefig", savefig)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -43,6 +43,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return error
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_command_trains_plots_and_generates(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,6 +35,7 @@ def found(trained: Path) -> list[Record]:
     return [record for _, record in read_all(trained / "c4")]
 
 
+@pytest.mark.usefixtures("drawn")
 def test_runs_that_differ_in_the_seed_alone_share_a_row_with_their_mean(
     trained: Path, found: list[Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

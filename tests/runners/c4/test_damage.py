@@ -27,7 +27,6 @@ from tests.runners.c4.runs import (  # noqa: E402
     run,
 )
 
-pytestmark = pytest.mark.usefixtures("undrawn")
 Damage = Callable[[Path], object]
 
 

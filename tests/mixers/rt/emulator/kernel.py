@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -56,25 +57,35 @@ class EmulatedKernel:
         self.library.run(ctypes.byref(filled), *clusters, self.shared_bytes, self.order, seed, count, starts, sizes)
 
 
+FLAGS = [
+    "-O1",
+    "-march=native",
+    "-ffp-contract=off",
+    "-std=c++17",
+    "-fPIC",
+    "-w",
+    "-fno-strict-aliasing",
+    "-fno-gnu-unique",
+]
+
+
+@cache
+def _header() -> tempfile.TemporaryDirectory[str]:
+    """A folder with gpu.h and its compiled form, for the time of the process."""
+    folder = tempfile.TemporaryDirectory()
+    header = shutil.copy(Path(__file__).with_name("gpu.h"), folder.name)
+    subprocess.run(["g++", *FLAGS, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
+    return folder
+
+
 def _library(kernel: str, constants: Mapping[str, object]) -> ctypes.CDLL:
     """The kernel compiled for the CPU."""
-    here = Path(__file__).parent
     kernel = kernel.replace("extern __shared__ uint4 shared[];", "uint4* const shared = gpu::shared_memory();")
-    text = "\n".join(((here / "gpu.h").read_text(), kernel, (here / "run.h").read_text()))
-    flags = [
-        "-O1",
-        "-march=native",
-        "-ffp-contract=off",
-        "-std=c++17",
-        "-shared",
-        "-fPIC",
-        "-w",
-        "-fno-strict-aliasing",
-        "-fno-gnu-unique",
-    ]
-    defines = [f"-D{name}={y}" for name, y in constants.items()]
+    defines = [f"#define {name} {y}" for name, y in constants.items()]  # a compiled header comes before them
+    text = "\n".join(('#include "gpu.h"', *defines, kernel, Path(__file__).with_name("run.h").read_text()))
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         source.write_text(text)
-        subprocess.run(["g++", *flags, *defines, str(source), "-o", str(library)], check=True)
+        command = ["g++", *FLAGS, "-shared", f"-I{_header().name}", str(source), "-o", str(library)]
+        subprocess.run(command, check=True)
         return ctypes.CDLL(str(library))

@@ -71,6 +71,7 @@ def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
     return [folder_of(config) for config in configs]
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_command_measures_the_first_windows_with_runs_and_exported_models(
     trained: list[Path], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
