@@ -101,9 +101,7 @@ def diagnostic(entry: Entry) -> list[float | None]:
             raise EnoughError
 
     with in_float64(), suppress(EnoughError):
-        train(
-            lambda: BACKBONES[backbone](layer, config, shape, task.vocab_size), task, protocol, RUNS, CPU, (), listen
-        )
+        train(lambda: BACKBONES[backbone](layer, config, shape, task.vocab_size), task, protocol, RUNS, CPU, (), listen)
     return [y for figures in curves for y in figures]
 
 

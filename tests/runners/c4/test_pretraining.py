@@ -19,7 +19,6 @@ from runners.c4 import __main__ as command
 from runners.c4 import load_model, pretrain
 from tests.runners.c4.runs import TINY
 
-
 SMALL: dict[str, Any] = {**TINY, "lr": 1e-2}
 
 
