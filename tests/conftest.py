@@ -21,6 +21,9 @@ def pytest_collection_finish() -> None:
 
     What tests make is collected less often, because 20,000 collections take 4% of their time.
     """
+    if workers:
+        import torch._dynamo  # noqa: F401  # which every worker imports sooner or later, a third of all objects
+
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
