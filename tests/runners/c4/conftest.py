@@ -44,11 +44,11 @@ def cheap_runs(figures: dict[tuple[type, str], dict[str, Any]]) -> Iterator[None
         layer, settings = layer_of(config, options)
         key = layer, f"{settings} {config.shape()} {config.layers} {config.seq_len} {vocab_size}"
         if key not in figures:
-            figures[key] = costs.facts(config, options, vocab_size)
+            figures[key] = costs.known_figures(config, options, vocab_size)
         return dict(figures[key])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runners.c4.train.facts", facts)
+        patch.setattr("runners.c4.train.known_figures", facts)
         if not torch.cuda.is_available():
             patch.setattr("gc.collect", lambda: 0)
         yield

@@ -130,7 +130,7 @@ def test_the_learning_rate_rises_from_a_tenth_of_the_peak() -> None:
     assert rates[400:] == [learning_rate(of_paper, step) for step in range(400, 1000)]
 
 
-@pytest.mark.parametrize("mixer", ["gla", "sliding-attention", "staircase", "torch.nn:Identity"])
+@pytest.mark.parametrize("mixer", ["gla", "sliding-attention", "staircase", "tests.mixers.strangers:Plain"])
 def test_a_layer_that_the_authors_do_not_have_is_refused(mixer: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["--mixer", mixer, "--parametrisation", "authors", "--dry-run"])

@@ -141,7 +141,7 @@ def test_ones_own_study_is_marked_and_ranked_beside_the_reference(pages: Path, r
     board, (left_out,) = board_of(results, again, short)
     assert [cell.mean("token") for cell in board.cells.values() if cell.kind == "again"] == [1.0]
     assert board.places["token", "parity"] == {"rt": 1, "transformer": 3, "deltanet": 2}
-    assert "steps 10, theirs 100" in left_out
+    assert "steps 10 (theirs 100)" in left_out
     assert "mine:Mine" not in " ".join(board.rows)
 
 
