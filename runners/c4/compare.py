@@ -69,6 +69,11 @@ def compare(found: Sequence[Record], out: Path, console: Console) -> None:
         table = loss_table(groups)
         print_table(table, f"validation loss on {abbreviated(tokens)} tokens of text {name}, low ones first", console)
 
+        # The finding stays in sight below a long table.
+        best = table.iloc[0]
+        if pd.notna(best["nats_per_token"]):  # else all diverged
+            console.print(f"lowest: {best['model']}, {best['nats_per_token']:.3f} nats per token")
+
         chart = chart_file(out, "c4-comparison", sorted(f"{record.study} {record.lr}" for record in of_text))
         plot_curves(groups, chart)
         write_atomically(chart.with_suffix(".csv"), partial(table.to_csv, index=False))

@@ -53,6 +53,7 @@ def test_runs_that_differ_in_the_seed_alone_share_a_row_with_their_mean(
 
     (chart,) = (results / "figures").glob("c4-comparison-*.png")
     assert f"chart: {chart}, the table is the .csv beside it\n" in out
+    assert f", {min(mean, losses[0.02][0]):.3f} nats per token\n" in out
     with chart.with_suffix(".csv").open() as file:
         first, second = sorted(csv.DictReader(file), key=lambda row: row["model"])
     assert (first["model"], second["model"]) == ("transformer, lr 0.01", "transformer, lr 0.02")
