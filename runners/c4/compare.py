@@ -98,11 +98,14 @@ def loss_table(groups: Mapping[str, Sequence[Record]]) -> pd.DataFrame:
         diverged = [
             f"seed {record.seed} diverged at step {record.diverged_step}" for record in group if record.diverged_step
         ]
+
+        # A group of which a run diverged has no figures.
         figures: dict[str, float | None] = dict.fromkeys(("nats_per_token", "half_width", "bits_per_byte"))
         if not diverged:
             losses = pd.DataFrame([record.metrics["validation"] for record in group]).astype(float)
             nats, half = mean_and_interval(losses["loss"].tolist())
             figures = {"nats_per_token": nats, "half_width": half, "bits_per_byte": losses["bits_per_byte"].mean()}
+
         speeds = [record.steps_per_second * tokens for record in group if record.steps_per_second]
         rows.append(
             {
