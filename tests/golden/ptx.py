@@ -4,8 +4,9 @@
     python -m tests.golden.ptx --write    # replace the file after a wanted change
 
 No GPU is needed. Models are called on fake tensors of a Hopper GPU, forward and backward. Each launch of a Triton
-kernel compiles it to PTX instead, for its first two specialisations. PTX depends on Triton's version, so that only PTX
-of the stored version is compared.
+kernel compiles it to PTX instead, for its first two specialisations. The layers that the file names come first, so that
+a new layer changes no specialisation of an old kernel. PTX depends on Triton's version, so that only PTX of the stored
+version is compared.
 """
 
 import ctypes
@@ -54,9 +55,14 @@ NAMED = SimpleNamespace(
 """What Triton asks of a driver before it compiles."""
 
 
+def layers() -> list[str]:
+    """Return the registered layers, first those of the stored file in its order."""
+    return list(dict.fromkeys([*json.loads(FILE.read_text())["layers"], *MIXERS]))
+
+
 def models() -> Iterator[tuple[str, dict[str, Any], int, int]]:
     """Layer, options, width and length of models that, with those of ``decode``, launch every kernel."""
-    for mixer in MIXERS:
+    for mixer in layers():
         yield mixer, {"heads": 8} if mixer == "feedback-transformer" else {}, 128, 64
     for block in (1, 4):
         yield "rt", {"block": block}, 512, 16
@@ -135,7 +141,8 @@ def plain(ptx: str) -> str:
 def main() -> int:
     """Run the command line; return the exit status."""
     if sys.argv[1:] == ["--write"]:
-        FILE.write_text(json.dumps({"triton": triton.__version__, "kernels": ptx_of_kernels()}, indent=1) + "\n")
+        found = {"triton": triton.__version__, "layers": layers(), "kernels": ptx_of_kernels()}
+        FILE.write_text(json.dumps(found, indent=1) + "\n")
         return 0
 
     stored = json.loads(FILE.read_text())
