@@ -4,11 +4,20 @@
 
 Without (a, b) it is linear attention; with decays g of various kinds it is RetNet, Mamba-2, GLA and RWKV-6. The pair
 (a, b) makes the delta rule, its gated form, and RWKV-7 (Yang et al. 2024, arXiv:2412.06464, section 2, and Peng et al.
-2025, arXiv:2503.14456, section 3, compare them in this form).
+2025, arXiv:2503.14456, section 3, compare them in this form). With b alone, what the decayed state returns for b is
+taken from the value:
 
-Dimensions beside those of ``mixers.base``: V channels of a value in a head, C positions of a chunk, N chunks.
+    S_t = D_t + k_t (v_t - D_t^T b_t)^T,   D_t = diag(exp(g_t)) S_{t-1}          o_t = q_t^T S_t
+
+This is KDA and Gated DeltaNet-2. It is the first form with -k and exp(g) b in place of a and b. Here a position may
+have N pairs of key and value, which are written one after the other, as in DeltaProduct: the decay acts before the
+first of them, and the query reads after the last.
+
+Dimensions beside those of ``mixers.base``: V channels of a value in a head, C positions of a chunk, N chunks, or pairs
+of a position.
 """
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -42,11 +51,12 @@ def matrix_recurrence(
 
     Args:
         q_BTHK: queries; a single head (B, T, 1, K) is shared by all heads.
-        k_BTHK: keys; with as many heads as the queries.
+        k_BTHK: keys; with as many heads as the queries. With right factors alone, T is N times that of the queries for
+            keys, values and right factors: N pairs of a position are next to each other.
         v_BTHV: values.
         g_BTHK: logarithms of the decays, at most 0; the last axis may be 1 (one decay per head).
-        a_BTHK: left factors of the rank-one part of the transition, if any.
-        b_BTHK: right factors; given together with ``a_BTHK``.
+        a_BTHK: left factors of the rank-one part of the transition, if any; only with ``b_BTHK``.
+        b_BTHK: right factors; without left ones, those of the second form above.
         bonus_HK: if given, o_t = q_t^T (S_{t-1} + diag(bonus) k_t v_t^T) in place of q_t^T S_t (RWKV-6).
         outputs: type of the outputs of our kernels, and of their gradients; heads wider than ``WIDE`` with one decay or
             none have bfloat16.
@@ -62,17 +72,38 @@ def matrix_recurrence(
 
             # A loop over positions is slow with wide states. With one decay per head, products of chunks are exact.
             wide = max(q.shape[-1], v.shape[-1]) > WIDE
-            if wide and a is None and bonus is None and (g is None or g.shape[-1] == 1):
+            if wide and b is None and bonus is None and (g is None or g.shape[-1] == 1):
                 g = None if g is None else g.clamp(min=STRONGEST)
                 return over_runs(chunked_recurrence_method(torch.bfloat16), q, k, v, g)[0]
-            q, k = (y.expand(*v.shape[:-1], -1) for y in (q, k))
+            q, k = (y.expand(*y.shape[:2], v.shape[2], -1) for y in (q, k))
             return over_runs(recurrence_method(outputs), q, k, v, g, a, b, bonus)[0]
 
     g_BTHK = None if g_BTHK is None else g_BTHK.clamp(min=STRONGEST)
     tensors = (q_BTHK, k_BTHK, v_BTHV, g_BTHK, a_BTHK, b_BTHK, bonus_HK)
     library = library_kernels(q_BTHK)
+    recur: Callable[..., Tensor] = library.matrix_recurrence if library else _chunked
     with no_autocast(q_BTHK.device):
-        return (library.matrix_recurrence if library else _chunked)(*map(at_least_float32, tensors))
+        q, k, v, g, a, b, bonus = map(at_least_float32, tensors)
+        if a is None and b is not None:
+            return _by_pairs(recur, q, k, v, g, b)
+        return recur(q, k, v, g, a, b, bonus)
+
+
+def _by_pairs(
+    recur: Callable[..., Tensor],
+    q_BTHK: Tensor,
+    k_BTHK: Tensor,
+    v_BTHV: Tensor,
+    g_BTHK: Tensor | None,
+    b_BTHK: Tensor,
+) -> Tensor:
+    """Compute the second form of ``matrix_recurrence`` by the first one, with the pairs as its positions."""
+    pairs = k_BTHK.shape[1] // q_BTHK.shape[1]
+    if pairs > 1:
+        q_BTHK = F.pad(q_BTHK[:, :, None], (0, 0, 0, 0, pairs - 1, 0)).flatten(1, 2)
+        g_BTHK = None if g_BTHK is None else F.pad(g_BTHK[:, :, None], (0, 0, 0, 0, 0, pairs - 1)).flatten(1, 2)
+    b_BTHK = b_BTHK if g_BTHK is None else g_BTHK.exp() * b_BTHK
+    return recur(q_BTHK, k_BTHK, v_BTHV, g_BTHK, -k_BTHK, b_BTHK, None)[:, pairs - 1 :: pairs]
 
 
 def library_kernels(q_BTHK: Tensor) -> ModuleType | None:
@@ -170,15 +201,16 @@ def matrix_step(
     b_BHK: Tensor | None = None,
     bonus_HK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute one position of ``matrix_recurrence``: output (B, H, V) and next state (B, H, K, V)."""
+    """Compute one position, with one pair, of ``matrix_recurrence``: output (B, H, V) and next state (B, H, K, V)."""
     tensors = (q_BHK, k_BHK, v_BHV, g_BHK, a_BHK, b_BHK, bonus_HK)
     q_BHK, k_BHK, v_BHV, g_BHK, a_BHK, b_BHK, bonus_HK = map(at_least_float32, tensors)
 
     # Next state.
     pair_BHKV = k_BHK[..., None] * v_BHV[..., None, :]
     next_BHKV = S_BHKV if g_BHK is None else g_BHK.exp()[..., None] * S_BHKV
-    if a_BHK is not None and b_BHK is not None:
-        next_BHKV = next_BHKV + a_BHK[..., None] * (b_BHK[..., None] * S_BHKV).sum(-2, keepdim=True)
+    if b_BHK is not None:
+        left_BHK, before_BHKV = (-k_BHK, next_BHKV) if a_BHK is None else (a_BHK, S_BHKV)
+        next_BHKV = next_BHKV + left_BHK[..., None] * (b_BHK[..., None] * before_BHKV).sum(-2, keepdim=True)
     next_BHKV = next_BHKV + pair_BHKV
 
     # Output.

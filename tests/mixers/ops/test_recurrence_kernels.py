@@ -20,7 +20,10 @@ pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 
 class Case(NamedTuple):
-    """Channels of a key and a value, decays of a head (0: none), other parts, and whether all heads share keys."""
+    """Channels of a key and a value, decays of a head (0: none), other parts, and whether all heads share keys.
+
+    By the delta rule there are right factors alone, and so many ``pairs`` of key and value a position.
+    """
 
     K: int
     V: int
@@ -28,6 +31,7 @@ class Case(NamedTuple):
     rank_one: bool = False
     bonus: bool = False
     shared: bool = False
+    pairs: int = 0
 
 
 KINDS = {
@@ -39,6 +43,9 @@ KINDS = {
     "Gated DeltaNet": Case(5, 3, G=1, rank_one=True),
     "RWKV-7": Case(8, 4, G=8, rank_one=True),
     "everything": Case(4, 8, G=4, rank_one=True, bonus=True),
+    "KDA": Case(8, 4, G=8, pairs=1),
+    "gated DeltaProduct": Case(5, 3, G=1, pairs=2),
+    "DeltaProduct": Case(4, 8, pairs=3),
 }
 SHARED = {"Mamba-2": Case(8, 4, G=1, shared=True), "shared keys without decays": Case(4, 8, shared=True)}
 """Kinds that only the kernels for chunks take as they are."""
@@ -56,6 +63,9 @@ def draw(case: Case, R: int, B: int, T: int, H: int, scale: int = 1) -> list[Ten
     g = -normal(R, B, T, H, G).pow(4) if G else None
     a, b = ((K**-0.5) * normal(R, B, T, H, K) for _ in range(2)) if case.rank_one else (None, None)
     bonus = normal(R, H, K) if case.bonus else None
+    if case.pairs:  # keys of at most length one, which keep the state bounded
+        k, b = (torch.nn.functional.normalize(normal(R, B, T * case.pairs, H, K), dim=-1) for _ in range(2))
+        return [normal(R, B, T, H, K), k, normal(R, B, T * case.pairs, H, V), g, None, b, None]
     M = 1 if case.shared else H
     return [normal(R, B, T, M, K), normal(R, B, T, M, K), normal(R, B, T, H, V), g, a, b, bonus]
 
