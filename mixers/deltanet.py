@@ -62,13 +62,15 @@ class DeltaNet(MixerLayer):
 
     config: Config
 
-    def __init__(self, config: Config, shape: Shape) -> None:
+    def __init__(self, config: Config, shape: Shape, pairs: int = 1) -> None:
+        """Build the layer; ``pairs`` is the number of keys, and of values, of a head at each position."""
         super().__init__(config, shape)
         check_heads(config.heads, shape.width)
 
-        self.qkv = linear(shape.width, 3 * shape.width)
-        self.convolution = ShortConvolution(3 * shape.width, config.convolution, silu=True)
-        self.strength = linear(shape.width, config.heads)
+        inner = (1 + 2 * pairs) * shape.width
+        self.qkv = linear(shape.width, inner)
+        self.convolution = ShortConvolution(inner, config.convolution, silu=True)
+        self.strength = linear(shape.width, pairs * config.heads)
         self.norm = RMSNorm(shape.width // config.heads)
         self.out = linear(shape.width, shape.width)
 

@@ -24,13 +24,18 @@ class ScalarDecay(nn.Module):
     def __init__(self, heads: int, least: float = 1.0) -> None:
         super().__init__()
         self.log_rate_H = nn.Parameter(torch.empty(heads).uniform_(least, 16).log())
-        step_H = torch.empty(heads).uniform_(math.log(0.001), math.log(0.1)).exp()
-        self.bias_H = nn.Parameter(step_H + torch.log(-torch.expm1(-step_H)))
+        self.bias_H = nn.Parameter(biases_of_steps(heads))
 
     def forward(self, y_BTH: Tensor) -> tuple[Tensor, Tensor]:
         """Return the step sizes and the logarithms of the decays."""
         step_BTH = F.softplus(y_BTH + self.bias_H)
         return step_BTH, -self.log_rate_H.exp() * step_BTH
+
+
+def biases_of_steps(count: int) -> Tensor:
+    """Return random numbers b for which softplus(b) is log-uniform in [0.001, 0.1]."""
+    step = torch.empty(count).uniform_(math.log(0.001), math.log(0.1)).exp()
+    return step + torch.log(-torch.expm1(-step))
 
 
 class Mamba2(MixerLayer):

@@ -11,9 +11,12 @@ from torch import nn
 from mixers.adapt import adapt
 from mixers.base import Layer, Shape, settled
 from mixers.deltanet import DeltaNet, GatedDeltaNet
+from mixers.deltaproduct import DeltaProduct
 from mixers.feedback_transformer import FeedbackTransformer
+from mixers.gdn2 import GatedDeltaNet2
 from mixers.gla import GatedLinearAttention
 from mixers.hyena import Hyena
+from mixers.kda import KimiDeltaAttention
 from mixers.linear_attention import LinearAttention
 from mixers.lru import LRU
 from mixers.lstm import LSTM
@@ -50,6 +53,9 @@ MIXERS: dict[str, type[Layer]] = {
     "deltanet": DeltaNet,
     "gated-deltanet": GatedDeltaNet,
     "rwkv7": RWKV7,
+    "kda": KimiDeltaAttention,
+    "gdn2": GatedDeltaNet2,
+    "deltaproduct": DeltaProduct,
     "s5": S5,
     "mamba": Mamba,
     "mamba2": Mamba2,

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from mixers import MIXERS
 from mixers.base import NO_RECURRENCE, NO_WINDOW, Layer, Shape, State, decayed
-from mixers.costs import count_state
+from mixers.costs import build_frozen, count_state
 from mixers.models import AutoEncoder, LanguageModel
 from mixers.parts import linear
 from tests.mixers.errors import error
@@ -45,6 +45,8 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
     "deltanet": [{}, {"negative_eigenvalues": True}],
     "gated-deltanet": [{}, {"heads": 8, "convolution": 1}],
     "rwkv7": [{}, {"negative_eigenvalues": True}],
+    "kda": [{}, {"heads": 2, "negative_eigenvalues": True}],
+    "deltaproduct": [{}, {"householders": 3, "gated": False, "negative_eigenvalues": False}],
     "mamba": [{}, {"expand": 1, "state_size": 3, "convolution": 1}],
     "s5": [{}, {"state_size": 2}],
     "lru": [{}, {"state_size": 3, "r_min": 0.9, "r_max": 0.99, "max_phase": 0.3}],
@@ -248,8 +250,14 @@ def test_decoding_step_by_step_equals_the_parallel_pass(name: str, values: dict[
         torch.testing.assert_close(torch.stack(steps, 1), layer(x), rtol=1e-11, atol=1e-11)
 
 
-@each_layer
-def test_the_state_is_counted_as_decoding_carries_it(name: str, values: dict[str, object]) -> None:
+HAVING_HEADS = [name for name in MIXERS if hasattr(MIXERS[name].Config(), "heads")]
+OF_HEADS = [(name, {"heads": heads}, 5) for name in HAVING_HEADS for heads in (1, 2, 4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "positions"), [*((*case, 40) for case in CASES), *OF_HEADS], ids=lambda value: str(value)
+)
+def test_the_state_is_counted_as_decoding_carries_it(name: str, values: dict[str, object], positions: int) -> None:
     """The largest state so far: one that is emptied at the end of a segment still needs its room."""
 
     def size(state: State) -> int:
@@ -259,12 +267,13 @@ def test_the_state_is_counted_as_decoding_carries_it(name: str, values: dict[str
     state = layer.init_state(1)
     largest, sizes = size(state), {}
     with torch.no_grad():
-        for position in range(1, 41):
-            _, state = layer.step(torch.zeros(1, SHAPE.width), state)
+        for position in range(1, positions + 1):
+            _, state = layer.step(torch.randn(1, SHAPE.width), state)
             largest = max(largest, size(state))
             sizes[position] = largest
-    assert count_state(layer, range(1, 41)) == sizes
-    assert count_state(layer, [40]) == {40: sizes[40]}
+    counted = build_frozen(type(layer), layer.config, SHAPE)  # as for the figures of tables
+    assert count_state(counted, range(1, positions + 1)) == sizes
+    assert count_state(counted, [positions]) == {positions: largest}
 
 
 @each_layer
@@ -365,7 +374,7 @@ def test_gpu_equals_float64(name: str, values: dict[str, object], autocast: bool
     assert not further_off(got, rounded, exact, autocast)
 
 
-@pytest.mark.parametrize("name", [name for name in MIXERS if hasattr(MIXERS[name].Config(), "heads")])
+@pytest.mark.parametrize("name", HAVING_HEADS)
 def test_heads_that_do_not_divide_the_width_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="heads: 5 must divide the model width 32"):
         MIXERS[name](MIXERS[name].Config(heads=5), SHAPE)

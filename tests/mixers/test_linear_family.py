@@ -9,14 +9,20 @@ from torch.nn import functional as F
 
 from mixers.base import Shape
 from mixers.deltanet import DeltaNet, GatedDeltaNet
+from mixers.deltaproduct import DeltaProduct
+from mixers.gdn2 import GatedDeltaNet2
 from mixers.gla import GatedLinearAttention
+from mixers.kda import KimiDeltaAttention
 from mixers.linear_attention import LinearAttention
 from mixers.mamba2 import Mamba2
 from mixers.parts import MixerLayer, ShortConvolution
 from mixers.retnet import RetNet
 from mixers.rwkv import RWKV6, RWKV7
 
-FAMILY = [RetNet, GatedLinearAttention, Mamba2, DeltaNet, GatedDeltaNet, RWKV6, RWKV7]
+FAMILY = [
+    *(RetNet, GatedLinearAttention, Mamba2, DeltaNet, GatedDeltaNet, RWKV6, RWKV7),
+    *(KimiDeltaAttention, GatedDeltaNet2, DeltaProduct),
+]
 HEADS, SIZE, LENGTH = 2, 4, 19
 WIDTH = HEADS * SIZE
 
@@ -227,6 +233,7 @@ def test_short_convolution_equals_that_of_pytorch(length: int, size: int, bias: 
         (GatedLinearAttention, {"heads": 8}, "heads: 8 must divide half the model width 8"),
         (Mamba2, {"heads": 2, "state_size": 0}, "state_size: 0 must be at least 1"),
         (DeltaNet, {"heads": 2, "convolution": 0}, "convolution size: 0 must be at least 1"),
+        (DeltaProduct, {"heads": 2, "householders": 0}, "householders: 0 must be at least 1"),
         (RWKV7, {"heads": 2, "rank": 0}, "rank: 0 must be at least 1"),
         (RWKV7, {"heads": 8}, "heads: 8 leave heads of size 1"),
         (RWKV6, {"heads": 2, "shift_rank": 0}, "shift_rank: 0 must be at least 1"),

@@ -9,11 +9,14 @@ from torch import Tensor
 
 from mixers.base import Shape
 from mixers.deltanet import DeltaNet, GatedDeltaNet
+from mixers.deltaproduct import DeltaProduct
+from mixers.gdn2 import GatedDeltaNet2
+from mixers.kda import KimiDeltaAttention
 from mixers.parts import MixerLayer
 from mixers.rwkv import RWKV7, shifted
 
 HEADS, WIDTH, LENGTH = 2, 8, 37
-FAMILY = [DeltaNet, GatedDeltaNet, RWKV7]
+FAMILY = [DeltaNet, GatedDeltaNet, RWKV7, KimiDeltaAttention, GatedDeltaNet2, DeltaProduct]
 START, ZERO, ONE = range(3)
 SURE = 40.0
 """A logit whose sigmoid is 1 in float64."""
@@ -30,11 +33,18 @@ def sequence() -> Tensor:
 
 
 def eigenvalues(layer: Any, x_BTD: Tensor) -> Tensor:
-    """Eigenvalues (B, T, H, K) of the matrices with which the layer multiplies its state at each position."""
+    """Eigenvalues (..., K) of the matrices with which the layer multiplies its state, or of their first factors."""
     if isinstance(layer, RWKV7):
-        _q, _k, _v, g, a, b = layer._project(x_BTD, shifted(x_BTD))[0]
+        _q, k, _v, g, a, b = layer._project(x_BTD, shifted(x_BTD))[0]
+    elif isinstance(layer, KimiDeltaAttention):
+        _q, k, _v, g, a, b = layer._project(x_BTD, layer.convolution(layer.qkv(x_BTD)))[0]
+    elif isinstance(layer, DeltaProduct):
+        _q, k, _v, g, b = layer._pairs(x_BTD, layer.convolution(layer.qkv(x_BTD)))
+        k, a, b = k[:, :, 0], None, b[:, :, 0]
     else:
-        _q, _k, _v, g, a, b = layer._recurrence(x_BTD, layer.convolution(layer.qkv(x_BTD)))
+        _q, k, _v, g, a, b = layer._recurrence(x_BTD, layer.convolution(layer.qkv(x_BTD)))
+    if a is None:
+        a, b = -k, g.exp() * b
     decay_BTHK = torch.ones_like(b) if g is None else g.exp().expand_as(b)
     found = torch.linalg.eigvals(torch.diag_embed(decay_BTHK) + a[..., None] * b[..., None, :])
     assert found.imag.abs().max() < 1e-9
@@ -53,7 +63,7 @@ def test_a_transition_has_a_negative_eigenvalue_with_the_switch_alone(
         built.decay.bias_D -= 12
     else:
         x_BTD[..., 0], built.strength.weight[:, 0] = 1.0, 6.0
-    if isinstance(built, GatedDeltaNet):
+    if isinstance(built, GatedDeltaNet | KimiDeltaAttention | DeltaProduct):
         built.decay.log_rate_H -= 12
 
     found = eigenvalues(built, x_BTD)

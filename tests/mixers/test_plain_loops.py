@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from mixers import MIXERS
+from mixers.base import Layer
 from tests.mixers.plain import attention, recurrences
-from tests.mixers.plain.common import LENGTH, SHAPE, WIDTH, PlainForm
+from tests.mixers.plain.common import LENGTH, SHAPE, WIDTH, Array, Parameters, PlainForm
 
 FLOAT32 = 1e-5
 """Tolerance of layers that hold angles or decays in float32."""
@@ -43,6 +44,13 @@ CASES = [
     Case("gated-deltanet", recurrences.deltanet, {"heads": 2}),
     Case("rwkv7", recurrences.rwkv7, {"heads": 2, "rank": 3, "gate_rank": 4}),
     Case("rwkv7", recurrences.rwkv7, {"heads": 2, "rank": 3, "gate_rank": 4, "negative_eigenvalues": True}),
+    Case("kda", recurrences.kda, {"heads": 2}),
+    Case("kda", recurrences.kda, {"heads": 1, "convolution": 2, "negative_eigenvalues": True}),
+    Case("gdn2", recurrences.gdn2, {"heads": 2}),
+    Case("gdn2", recurrences.gdn2, {"heads": 4, "negative_eigenvalues": True}),
+    Case("deltaproduct", recurrences.deltaproduct, {"heads": 2}),
+    Case("deltaproduct", recurrences.deltaproduct, {"heads": 2, "householders": 4, "gated": False}),
+    Case("deltaproduct", recurrences.deltaproduct, {"heads": 1, "householders": 1, "negative_eigenvalues": False}),
     Case("s5", recurrences.s5, {"state_size": 6}),
     Case("mamba", recurrences.mamba, {"state_size": 3}),
     Case("mamba2", recurrences.mamba2, {"heads": 2, "state_size": 3}),
@@ -53,19 +61,46 @@ CASES = [
 ]
 
 
+UNPASSED = ("transformer-xl",)
+"""Layers that stop gradients, which a difference of outputs does not see."""
+
+
+def build(case: Case) -> tuple[Layer, Parameters, Array]:
+    """A layer whose parameters are away from their special starting values, these by name, and two sequences."""
+    torch.manual_seed(0)
+    layer = MIXERS[case.name](MIXERS[case.name].Config(**case.options), SHAPE).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    p = {key: value.detach().numpy() for key, value in layer.state_dict().items()}
+    return layer, p, np.random.default_rng(1).standard_normal((2, LENGTH, WIDTH))
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_layer_equals_its_plain_form(case: Case) -> None:
-    # A layer whose parameters are away from their special starting values.
-    torch.manual_seed(0)
-    config = MIXERS[case.name].Config(**case.options)
-    layer = MIXERS[case.name](config, SHAPE).double().requires_grad_(False)
-    for parameter in layer.parameters():
-        parameter += 0.2 * torch.randn_like(parameter)
+    layer, p, x = build(case)
+    want = np.stack([case.plain(p, layer.config, sequence) for sequence in x])
+    got = layer(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(got, want, rtol=case.tolerance, atol=case.tolerance)
 
-    x = np.random.default_rng(1).standard_normal((2, LENGTH, WIDTH))
-    p = {key: value.numpy() for key, value in layer.state_dict().items()}
-    want = np.stack([case.plain(p, config, sequence) for sequence in x])
-    np.testing.assert_allclose(layer(torch.from_numpy(x)).numpy(), want, rtol=case.tolerance, atol=case.tolerance)
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name not in UNPASSED], ids=lambda case: case.name)
+def test_gradients_of_a_layer_are_those_of_its_plain_form(case: Case) -> None:
+    """A difference of the plain form along a random direction of all parameters and inputs at once."""
+    layer, p, (x, _) = build(case)
+    draw = np.random.default_rng(2)
+    weights, dx = draw.standard_normal((2, *x.shape))
+    dp = {key: draw.standard_normal(y.shape) for key, y in p.items()}
+
+    def loss(h: float) -> float:
+        moved = {key: y + h * dp[key] for key, y in p.items()}
+        return float((weights * case.plain(moved, layer.config, x + h * dx)).sum())
+
+    leaves = {"x": torch.from_numpy(x).requires_grad_(), **dict(layer.named_parameters())}
+    output = (torch.from_numpy(weights) * layer(leaves["x"][None])[0]).sum()
+    gradients = torch.autograd.grad(output, list(leaves.values()))
+    got = sum(float((y.numpy() * {"x": dx, **dp}[key]).sum()) for key, y in zip(leaves, gradients, strict=True))
+    assert got == pytest.approx((loss(1e-5) - loss(-1e-5)) / 2e-5, rel=1e-5)
 
 
 def test_every_layer_has_a_plain_form() -> None:

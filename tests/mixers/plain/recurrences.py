@@ -181,6 +181,82 @@ def deltanet(p: Parameters, config: Any, x: Array) -> Array:
     return y
 
 
+def channel_decays(p: Parameters, y: Array, heads: int) -> Array:
+    """α = exp(-exp(a) softplus(W y + b)), with one a a head."""
+    rates = np.repeat(np.exp(p["decay.log_rate_H"]), WIDTH // heads)
+    return np.exp(-rates * softplus(p["decay.up.weight"] @ y + p["decay.bias_D"]))
+
+
+@in_its_layer
+def kda(p: Parameters, config: Any, x: Array) -> Array:
+    """Kimi Team 2025, equation 1: S = (I - β k k^T) diag(α) S + β k v^T; o = S^T q / √K, sigmoid gate."""
+    heads, y = config.heads, np.zeros_like(x)
+    qkv = silu(convolve(p, x @ p["qkv.weight"].T))
+    S = np.zeros((heads, WIDTH // heads, WIDTH // heads))
+    for t in range(LENGTH):
+        decay_low, gate_low = np.split(p["low.weight"] @ x[t], 2)
+        alpha, o = channel_decays(p, decay_low, heads), np.zeros(WIDTH)
+        beta = sigmoid(p["strength.weight"] @ x[t]) * (2 if config.negative_eigenvalues else 1)
+        for h in range(heads):
+            q, k, v = (head(f, h, heads) for f in np.split(qkv[t], 3))
+            q, k = (f / np.sqrt(f @ f + 1e-6) for f in (q, k))
+            transition = (np.eye(len(k)) - beta[h] * np.outer(k, k)) @ np.diag(head(alpha, h, heads))
+            S[h] = transition @ S[h] + beta[h] * np.outer(k, v)
+            head(o, h, heads)[:] = rms(S[h].T @ q / len(q) ** 0.5, p["norm.gain"], 1e-5)
+        gate = sigmoid(p["gate.weight"] @ gate_low + p["gate.bias"])
+        y[t] = p["out.weight"] @ (gate * o)
+    return y
+
+
+@in_its_layer
+def gdn2(p: Parameters, config: Any, x: Array) -> Array:
+    """Hatamizadeh et al. 2026: S = (I - k (e ⊙ k)^T) diag(α) S + k (w ⊙ v)^T; o = S^T q / √K, SiLU gate."""
+    heads, y = config.heads, np.zeros_like(x)
+    qkv = silu(convolve(p, x @ p["qkv.weight"].T))
+    S = np.zeros((heads, WIDTH // heads, WIDTH // heads))
+    for t in range(LENGTH):
+        decay_low, gate_low = np.split(p["low.weight"] @ x[t], 2)
+        alpha, o = channel_decays(p, decay_low, heads), np.zeros(WIDTH)
+        erase, write = np.split(sigmoid(p["strength.weight"] @ x[t]), 2)
+        erase = erase * (2 if config.negative_eigenvalues else 1)
+        for h in range(heads):
+            q, k, v = (head(f, h, heads) for f in np.split(qkv[t], 3))
+            q, k = (f / np.sqrt(f @ f + 1e-6) for f in (q, k))
+            D = np.diag(head(alpha, h, heads)) @ S[h]
+            S[h] = D - np.outer(k, D.T @ (head(erase, h, heads) * k)) + np.outer(k, head(write, h, heads) * v)
+            head(o, h, heads)[:] = rms(S[h].T @ q / len(q) ** 0.5, p["norm.gain"], 1e-5)
+        y[t] = p["out.weight"] @ (silu(p["gate.weight"] @ gate_low + p["gate.bias"]) * o)
+    return y
+
+
+@in_its_layer
+def deltaproduct(p: Parameters, config: Any, x: Array) -> Array:
+    """Siems et al. 2025, section 3: S = A S + B, A = α ∏ (I - β k k^T), B = ∑ (∏ of later I - β k k^T) β k v^T."""
+    heads, N, y = config.heads, config.householders, np.zeros_like(x)
+    size = WIDTH // heads
+    projected = silu(convolve(p, x @ p["qkv.weight"].T))
+    S = np.zeros((heads, size, size))
+    for t in range(LENGTH):
+        beta = sigmoid(p["strength.weight"] @ x[t]).reshape(N, heads) * (2 if config.negative_eigenvalues else 1)
+        alpha, o = np.ones(heads), np.zeros(WIDTH)
+        if config.gated:
+            step = softplus(p["step_size.weight"] @ x[t] + p["decay.bias_H"])
+            alpha = np.exp(-np.exp(p["decay.log_rate_H"]) * step)
+        q = projected[t, :WIDTH].reshape(heads, size)
+        keys, values = projected[t, WIDTH:].reshape(2, N, heads, size)
+        for h in range(heads):
+            A, B = alpha[h] * np.eye(size), np.zeros((size, size))
+            for j in range(N):
+                k = keys[j, h] / np.sqrt(keys[j, h] @ keys[j, h] + 1e-6)
+                householder = np.eye(size) - beta[j, h] * np.outer(k, k)
+                A, B = householder @ A, householder @ B + beta[j, h] * np.outer(k, values[j, h])
+            S[h] = A @ S[h] + B
+            o_h = S[h].T @ q[h] / np.sqrt(q[h] @ q[h] + 1e-6) / size**0.5
+            head(o, h, heads)[:] = rms(o_h, p["norm.gain"], 1e-5)
+        y[t] = p["out.weight"] @ (silu(p["gate.weight"] @ x[t]) * o)
+    return y
+
+
 @in_its_layer
 def mamba(p: Parameters, config: Any, x: Array) -> Array:
     """Gu & Dao 2023, algorithm 2, each channel by itself: h = exp(Δ A) h + Δ B u, y = C h + D u."""
