@@ -14,6 +14,12 @@ from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step
 from mixers.parts import MixerLayer, RMSNorm, ShortConvolution, check_at_least, check_heads, linear
 
 
+def step_bias(heads: int) -> Tensor:
+    """Return biases (H,) with which the step sizes, softplus(bias), are log-uniform in [0.001, 0.1]."""
+    step_H = torch.empty(heads).uniform_(math.log(0.001), math.log(0.1)).exp()
+    return step_H + torch.log(-torch.expm1(-step_H))
+
+
 class ScalarDecay(nn.Module):
     """Step size Δ = softplus(y + b) and logarithm of the decay, -exp(a) Δ, of each head, with parameters a and b.
 
@@ -24,8 +30,7 @@ class ScalarDecay(nn.Module):
     def __init__(self, heads: int, least: float = 1.0) -> None:
         super().__init__()
         self.log_rate_H = nn.Parameter(torch.empty(heads).uniform_(least, 16).log())
-        step_H = torch.empty(heads).uniform_(math.log(0.001), math.log(0.1)).exp()
-        self.bias_H = nn.Parameter(step_H + torch.log(-torch.expm1(-step_H)))
+        self.bias_H = nn.Parameter(step_bias(heads))
 
     def forward(self, y_BTH: Tensor) -> tuple[Tensor, Tensor]:
         """Return the step sizes and the logarithms of the decays."""

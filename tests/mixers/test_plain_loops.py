@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mixers import MIXERS
+from mixers.base import Layer
 from tests.mixers.plain import attention, recurrences
 from tests.mixers.plain.common import LENGTH, SHAPE, WIDTH, PlainForm
 
@@ -38,6 +39,7 @@ CASES = [
     Case("retnet", recurrences.retnet, {"heads": 2}, FLOAT32),
     Case("gla", recurrences.gla, {"heads": 2, "gate_rank": 3}),
     Case("rwkv6", recurrences.rwkv6, {"heads": 2, "shift_rank": 3, "decay_rank": 4}),
+    Case("mlstm", recurrences.mlstm, {"heads": 2}),
     Case("deltanet", recurrences.deltanet, {"heads": 2}),
     Case("deltanet", recurrences.deltanet, {"heads": 2, "negative_eigenvalues": True}),
     Case("gated-deltanet", recurrences.deltanet, {"heads": 2}),
@@ -46,6 +48,8 @@ CASES = [
     Case("s5", recurrences.s5, {"state_size": 6}),
     Case("mamba", recurrences.mamba, {"state_size": 3}),
     Case("mamba2", recurrences.mamba2, {"heads": 2, "state_size": 3}),
+    Case("mamba3", recurrences.mamba3, {"heads": 2, "state_size": 8}),
+    Case("mamba3", recurrences.mamba3, {"heads": 2, "state_size": 6, "rotated": 1.0, "rank": 3}),
     Case("lstm", recurrences.lstm),
     Case("lru", recurrences.lru, {"state_size": 5}),
     Case("hyena", recurrences.hyena, {"order": 2, "reach": 20}),
@@ -53,19 +57,43 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_layer_equals_its_plain_form(case: Case) -> None:
-    # A layer whose parameters are away from their special starting values.
+WITH_GRADIENTS = ("mamba3", "mlstm")
+"""Layers whose gradients are compared with those of their plain forms, too."""
+
+
+def build(case: Case) -> Layer:
+    """A layer whose parameters are away from their special starting values."""
     torch.manual_seed(0)
-    config = MIXERS[case.name].Config(**case.options)
-    layer = MIXERS[case.name](config, SHAPE).double().requires_grad_(False)
+    layer = MIXERS[case.name](MIXERS[case.name].Config(**case.options), SHAPE).double().requires_grad_(False)
     for parameter in layer.parameters():
         parameter += 0.2 * torch.randn_like(parameter)
+    return layer
 
-    x = np.random.default_rng(1).standard_normal((2, LENGTH, WIDTH))
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_layer_equals_its_plain_form(case: Case) -> None:
+    layer, x = build(case), np.random.default_rng(1).standard_normal((2, LENGTH, WIDTH))
     p = {key: value.numpy() for key, value in layer.state_dict().items()}
-    want = np.stack([case.plain(p, config, sequence) for sequence in x])
+    want = np.stack([case.plain(p, layer.config, sequence) for sequence in x])
     np.testing.assert_allclose(layer(torch.from_numpy(x)).numpy(), want, rtol=case.tolerance, atol=case.tolerance)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in WITH_GRADIENTS], ids=lambda case: case.name)
+def test_gradients_are_those_of_the_plain_form(case: Case) -> None:
+    """Of the inputs and of each parameter, along a random direction, in which the plain form takes two short steps."""
+    layer, random = build(case).requires_grad_(), np.random.default_rng(1)
+    x = torch.from_numpy(random.standard_normal((1, LENGTH, WIDTH))).requires_grad_()
+    leaves = {"x": x, **dict(layer.named_parameters())}
+    weight = random.standard_normal((LENGTH, WIDTH))
+    gradients = torch.autograd.grad((layer(x)[0] * torch.from_numpy(weight)).sum(), list(leaves.values()))
+
+    given = {name: y.detach().numpy() for name, y in leaves.items()}
+    for (name, y), gradient in zip(given.items(), gradients, strict=True):
+        direction, step = random.standard_normal(y.shape), 1e-5
+        up, down = ({**given, name: y + sign * step * direction} for sign in (1, -1))
+        rise, fall = ((case.plain(p, layer.config, p["x"][0]) * weight).sum() for p in (up, down))
+        want = (rise - fall) / (2 * step)
+        assert (gradient.numpy() * direction).sum() == pytest.approx(want, rel=1e-6, abs=1e-6), name
 
 
 def test_every_layer_has_a_plain_form() -> None:
