@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from mixers.base import Shape, State
 from mixers.deltanet import EPS_RATIO, DeltaNet
-from mixers.mamba2 import biases_of_steps
+from mixers.mamba2 import step_bias
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
 from mixers.ops.numerics import at_least_float32
 from mixers.parts import Linear, linear
@@ -40,7 +40,7 @@ class ChannelDecay(nn.Module):
     def __init__(self, heads: int, rank: int, width: int) -> None:
         super().__init__()
         self.log_rate_H = nn.Parameter(torch.empty(heads).uniform_(1, 16).log())
-        self.bias_D = nn.Parameter(biases_of_steps(width))
+        self.bias_D = nn.Parameter(step_bias(width))
         self.up = second_factor(rank, width)
 
     def forward(self, y: Tensor) -> Tensor:

@@ -14,6 +14,12 @@ from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step
 from mixers.parts import MixerLayer, RMSNorm, ShortConvolution, check_at_least, check_heads, linear
 
 
+def step_bias(count: int) -> Tensor:
+    """Return random biases with which the step sizes, softplus(bias), are log-uniform in [0.001, 0.1]."""
+    step_H = torch.empty(count).uniform_(math.log(0.001), math.log(0.1)).exp()
+    return step_H + torch.log(-torch.expm1(-step_H))
+
+
 class ScalarDecay(nn.Module):
     """Step size Δ = softplus(y + b) and logarithm of the decay, -exp(a) Δ, of each head, with parameters a and b.
 
@@ -24,18 +30,12 @@ class ScalarDecay(nn.Module):
     def __init__(self, heads: int, least: float = 1.0) -> None:
         super().__init__()
         self.log_rate_H = nn.Parameter(torch.empty(heads).uniform_(least, 16).log())
-        self.bias_H = nn.Parameter(biases_of_steps(heads))
+        self.bias_H = nn.Parameter(step_bias(heads))
 
     def forward(self, y_BTH: Tensor) -> tuple[Tensor, Tensor]:
         """Return the step sizes and the logarithms of the decays."""
         step_BTH = F.softplus(y_BTH + self.bias_H)
         return step_BTH, -self.log_rate_H.exp() * step_BTH
-
-
-def biases_of_steps(count: int) -> Tensor:
-    """Return random numbers b for which softplus(b) is log-uniform in [0.001, 0.1]."""
-    step = torch.empty(count).uniform_(math.log(0.001), math.log(0.1)).exp()
-    return step + torch.log(-torch.expm1(-step))
 
 
 class Mamba2(MixerLayer):

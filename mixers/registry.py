@@ -22,6 +22,8 @@ from mixers.lru import LRU
 from mixers.lstm import LSTM
 from mixers.mamba import Mamba
 from mixers.mamba2 import Mamba2
+from mixers.mamba3 import Mamba3
+from mixers.mlstm import MLSTM
 from mixers.named import Kind, find_class, name_of
 from mixers.options import override
 from mixers.origin import advice_on_gpus, where
@@ -50,6 +52,7 @@ MIXERS: dict[str, type[Layer]] = {
     "retnet": RetNet,
     "gla": GatedLinearAttention,
     "rwkv6": RWKV6,
+    "mlstm": MLSTM,
     "deltanet": DeltaNet,
     "gated-deltanet": GatedDeltaNet,
     "rwkv7": RWKV7,
@@ -59,6 +62,7 @@ MIXERS: dict[str, type[Layer]] = {
     "s5": S5,
     "mamba": Mamba,
     "mamba2": Mamba2,
+    "mamba3": Mamba3,
     "lstm": LSTM,
     "lru": LRU,
     "hyena": Hyena,

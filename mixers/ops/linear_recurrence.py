@@ -106,6 +106,26 @@ def _by_pairs(
     return recur(q_BTHK, k_BTHK, v_BTHV, g_BTHK, -k_BTHK, b_BTHK, None)[:, pairs - 1 :: pairs]
 
 
+def weighted_recurrence(
+    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, weight_BTH1: Tensor, g_BTH1: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs (B, T, H, V) of ``matrix_recurrence`` for values ``weight v``, and the sums of their weights.
+
+    The sums (B, T, H, 1) are the outputs for values ``weight``.
+    """
+    if runs_fused(q_BTHK):  # one column more than the kernels take
+        values = weight_BTH1 * v_BTHV
+        return matrix_recurrence(q_BTHK, k_BTHK, values, g_BTH1), matrix_recurrence(q_BTHK, k_BTHK, weight_BTH1, g_BTH1)
+
+    o_BTHV = matrix_recurrence(q_BTHK, k_BTHK, weight_BTH1 * with_ones(v_BTHV), g_BTH1)
+    return o_BTHV[..., :-1], o_BTHV[..., -1:]
+
+
+def with_ones(v: Tensor) -> Tensor:
+    """Return values (..., V) with a column of ones after the others."""
+    return F.pad(v, (0, 1), value=1.0)
+
+
 def library_kernels(q_BTHK: Tensor) -> ModuleType | None:
     """Return ``mixers.ops.kernels.library`` on a GPU under bfloat16 autocast with the extra installed, else None."""
     if not runs_fused(q_BTHK) or find_spec("fla") is None:

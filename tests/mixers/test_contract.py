@@ -42,6 +42,8 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
     "linear-attention": [{}, {"heads": 2, "positions": "none"}],
     "retnet": [{}, {"heads": 2}],
     "mamba2": [{}, {"heads": 2, "state_size": 5, "convolution": 2}],
+    "mamba3": [{}, {"heads": 2, "state_size": 6, "rotated": 1.0, "rank": 3}],
+    "mlstm": [{}, {"heads": 2, "expand": 1, "convolution": 1, "block": 2}],
     "deltanet": [{}, {"negative_eigenvalues": True}],
     "gated-deltanet": [{}, {"heads": 8, "convolution": 1}],
     "rwkv7": [{}, {"negative_eigenvalues": True}],

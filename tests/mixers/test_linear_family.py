@@ -15,12 +15,14 @@ from mixers.gla import GatedLinearAttention
 from mixers.kda import KimiDeltaAttention
 from mixers.linear_attention import LinearAttention
 from mixers.mamba2 import Mamba2
+from mixers.mamba3 import Mamba3
+from mixers.mlstm import MLSTM
 from mixers.parts import MixerLayer, ShortConvolution
 from mixers.retnet import RetNet
 from mixers.rwkv import RWKV6, RWKV7
 
 FAMILY = [
-    *(RetNet, GatedLinearAttention, Mamba2, DeltaNet, GatedDeltaNet, RWKV6, RWKV7),
+    *(RetNet, GatedLinearAttention, Mamba2, Mamba3, MLSTM, DeltaNet, GatedDeltaNet, RWKV6, RWKV7),
     *(KimiDeltaAttention, GatedDeltaNet2, DeltaProduct),
 ]
 HEADS, SIZE, LENGTH = 2, 4, 19
@@ -232,6 +234,12 @@ def test_short_convolution_equals_that_of_pytorch(length: int, size: int, bias: 
         (RetNet, {"heads": 8}, "heads: 8 must leave heads of even size, not 1"),
         (GatedLinearAttention, {"heads": 8}, "heads: 8 must divide half the model width 8"),
         (Mamba2, {"heads": 2, "state_size": 0}, "state_size: 0 must be at least 1"),
+        (
+            Mamba3,
+            {"heads": 2, "state_size": 4, "rotated": 0.4},
+            "rotated: 0.4: rows are rotated in pairs",
+        ),
+        (MLSTM, {"heads": 2, "block": 3}, "block: 3 must divide the width inside the mixer, 16"),
         (DeltaNet, {"heads": 2, "convolution": 0}, "convolution size: 0 must be at least 1"),
         (DeltaProduct, {"heads": 2, "householders": 0}, "householders: 0 must be at least 1"),
         (RWKV7, {"heads": 2, "rank": 0}, "rank: 0 must be at least 1"),
@@ -285,6 +293,16 @@ def test_one_layer_of_linear_attention_knows_the_order_of_tokens_by_its_position
     difference = (layer(x) - layer(swapped))[:, 2:].abs().amax()
     assert (difference.item() > 1e-3) == told_apart
     assert told_apart or difference < 1e-12
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_mlstm_has_the_same_maps_as_dense_products(monkeypatch: pytest.MonkeyPatch, heads: int) -> None:
+    torch.manual_seed(0)
+    layer = MLSTM(MLSTM.Config(heads=heads, block=2), Shape(width=WIDTH, mlp_width=8)).double()
+    layer.gates.data.normal_()
+    blocks = layer.mix(sequence()[None])
+    monkeypatch.setattr("mixers.mlstm.runs_fused", lambda x: True)
+    torch.testing.assert_close(layer.mix(sequence()[None]), blocks, rtol=1e-12, atol=1e-12)
 
 
 def test_rwkv6_has_finite_gradients_at_the_strongest_decays() -> None:

@@ -293,6 +293,70 @@ def mamba2(p: Parameters, config: Any, x: Array) -> Array:
     return y
 
 
+@in_its_layer
+def mamba3(p: Parameters, config: Any, x: Array) -> Array:
+    """Lahoti et al. 2026, the complex state before its rotations are moved to B and C, and the trapezoidal rule.
+
+    h turns by -π tanh(θ) Δ at each position, h = α h + α (1 - λ) Δ B x^T + λ Δ B x^T with the pair before and the pair;
+    y = Re(C^T h) + D x. Rows i and i + N/2 are one complex row; those without an angle do not turn. The code has the
+    MIMO form, with R pairs and queries, values and gates times learned numbers, and a learned sum.
+    """
+    heads, N, R, inner = config.heads, config.state_size, config.rank, config.expand * WIDTH
+    angles = int(config.rotated * N) // 2
+    z, u, B, C = np.split(x @ p["inputs.weight"].T, np.cumsum([inner, inner, R * N]), axis=1)
+    controls = np.split(x @ p["controls.weight"].T, [heads, 2 * heads, 3 * heads], axis=1)
+    one = np.ones((R, heads, inner // heads))
+    of_x, of_z, of_y = (p.get(name, one) for name in ("value_RHV", "gate_RHV", "output_RHV"))
+
+    def complex_rows(y: Array, name: str, h: int) -> Array:
+        """Rows (R, N/2) of B or C, after norm and bias."""
+        rows = rms(y.reshape(R, N), p[f"{name}_norm.gain"]) + p[f"{name}_bias_RHN"][:, h]
+        return rows[:, : N // 2] + 1j * rows[:, N // 2 :]
+
+    state, y = np.zeros((heads, N // 2, inner // heads), complex), np.zeros_like(x)
+    pair = np.zeros_like(state)
+    for t in range(LENGTH):
+        dt, rate, trap, theta = (f[t] for f in controls)
+        delta, lam, o = softplus(dt + p["step_bias_H"]), sigmoid(trap), np.zeros(inner)
+        for h in range(heads):
+            alpha = np.exp(-max(softplus(rate[h]), 1e-4) * delta[h])
+            turn = np.pad(np.pi * np.tanh(theta) * delta[h], (0, N // 2 - angles))
+            state[h] = np.exp(-1j * turn)[:, None] * alpha * (state[h] + (1 - lam[h]) * delta[h] * pair[h])
+
+            v = head(u[t], h, heads) * of_x[:, h]
+            pair[h] = complex_rows(B[t], "k", h).T @ v
+            state[h] += lam[h] * delta[h] * pair[h]
+            read = (complex_rows(C[t], "q", h).conj() @ state[h]).real + p["skip_H"][h] * v
+            head(o, h, heads)[:] = (read * silu(head(z[t], h, heads) * of_z[:, h]) * of_y[:, h]).sum(0)
+        y[t] = p["out.weight"] @ o
+    return y
+
+
+@in_its_layer
+def mlstm(p: Parameters, config: Any, x: Array) -> Array:
+    """Beck et al. 2024, equations 19 to 27, without the stabiliser: C = f C + i k v^T, n = f n + i k."""
+    heads, inner = config.heads, config.expand * WIDTH
+    u, z = np.split(x @ p["inputs.weight"].T, 2, axis=1)
+    convolved, y = silu(convolve(p, u)), np.zeros_like(x)
+    C, n = np.zeros((heads, inner // heads, inner // heads)), np.zeros((heads, inner // heads))
+    for t in range(LENGTH):
+        sources = (convolved[t], convolved[t], u[t])
+        q, k, v = (
+            np.concatenate([W @ part for W, part in zip(blocks, np.split(source, len(blocks)), strict=True)])
+            for blocks, source in zip(p["qkv"], sources, strict=True)
+        )
+        i, f = np.split(p["gates"] @ np.concatenate([q, k, v]), 2)
+        i, f, h_all = np.exp(i + p["input_bias_H"]), sigmoid(f + p["forget_bias_H"]), np.zeros(inner)
+        for h in range(heads):
+            q_h, k_h, v_h = (head(a, h, heads) for a in (q, k, v))
+            k_h = k_h / len(k_h) ** 0.5
+            C[h], n[h] = f[h] * C[h] + i[h] * np.outer(k_h, v_h), f[h] * n[h] + i[h] * k_h
+            read = q_h @ C[h] / max(abs(q_h @ n[h]), 1)
+            head(h_all, h, heads)[:] = (read - read.mean()) / np.sqrt(read.var() + 1e-5)
+        y[t] = p["out.weight"] @ ((p["gain"] * h_all + p["skip"] * convolved[t]) * silu(z[t]))
+    return y
+
+
 def diagonal(p: Parameters, decay: Array, gain: Array, x: Array) -> Array:
     """h = decay h + gain B x, y = Re(C h) + skip x over complex states, of which B and C hold two real parts each."""
     B_real, B_imaginary = np.split(p["B.weight"], 2)
