@@ -12,6 +12,7 @@ from mixers.adapt import adapt
 from mixers.base import Layer, Shape, settled
 from mixers.deltanet import DeltaNet, GatedDeltaNet
 from mixers.feedback_transformer import FeedbackTransformer
+from mixers.fox import ForgettingTransformer
 from mixers.gla import GatedLinearAttention
 from mixers.hyena import Hyena
 from mixers.linear_attention import LinearAttention
@@ -38,6 +39,7 @@ MIXERS: dict[str, type[Layer]] = {
     "transformer": Transformer,
     "sliding-attention": SlidingAttention,
     "transformer-xl": TransformerXL,
+    "fox": ForgettingTransformer,
     "rt": RecurrentTransformer,
     "feedback-transformer": FeedbackTransformer,
     "staircase": Staircase,
