@@ -16,8 +16,8 @@ from mixers.parts import MixerLayer, RMSNorm, ShortConvolution, check_at_least, 
 
 def step_bias(count: int) -> Tensor:
     """Return random biases with which the step sizes, softplus(bias), are log-uniform in [0.001, 0.1]."""
-    step_H = torch.empty(count).uniform_(math.log(0.001), math.log(0.1)).exp()
-    return step_H + torch.log(-torch.expm1(-step_H))
+    step = torch.empty(count).uniform_(math.log(0.001), math.log(0.1)).exp()
+    return step + torch.log(-torch.expm1(-step))
 
 
 class ScalarDecay(nn.Module):

@@ -13,6 +13,7 @@ from mixers.base import Layer, Shape, settled
 from mixers.deltanet import DeltaNet, GatedDeltaNet
 from mixers.deltaproduct import DeltaProduct
 from mixers.feedback_transformer import FeedbackTransformer
+from mixers.fox import ForgettingTransformer
 from mixers.gdn2 import GatedDeltaNet2
 from mixers.gla import GatedLinearAttention
 from mixers.hyena import Hyena
@@ -43,6 +44,7 @@ MIXERS: dict[str, type[Layer]] = {
     "transformer": Transformer,
     "sliding-attention": SlidingAttention,
     "transformer-xl": TransformerXL,
+    "fox": ForgettingTransformer,
     "rt": RecurrentTransformer,
     "feedback-transformer": FeedbackTransformer,
     "staircase": Staircase,

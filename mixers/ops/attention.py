@@ -1,4 +1,4 @@
-"""Multi-head softmax attention with ALiBi or any other bias.
+"""Multi-head softmax attention with ALiBi, forget gates or any other bias.
 
 Dimensions beside those of ``mixers.base``: I queries, J keys.
 """
@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.ops.numerics import runs_fused
+from mixers.ops.numerics import at_least_float32, runs_fused
 from mixers.ops.runs import over_batch, over_runs
 
 
@@ -43,14 +43,67 @@ def attention(q_BTD: Tensor, k_BTD: Tensor, v_BTD: Tensor, slopes_H: Tensor, win
 
 def attention_step(q_BD: Tensor, k_BJD: Tensor, v_BJD: Tensor, slopes_H: Tensor) -> Tensor:
     """Return the output (B, D) of ``attention`` at the newest position; its own pair is the last of the J pairs."""
-    heads = len(slopes_H)
-    q_BHK = rearrange(q_BD, "b (h k) -> b h k", h=heads)
-    k_BJHK, v_BJHK = (rearrange(y, "b j (h k) -> b j h k", h=heads) for y in (k_BJD, v_BJD))
-
-    logits_BHJ = torch.einsum("bhk,bjhk->bhj", q_BHK, k_BJHK) * q_BHK.shape[-1] ** -0.5
+    logits_BHJ = newest_logits(q_BD, k_BJD, len(slopes_H))
     distance_J = torch.arange(1 - k_BJD.shape[1], 1, device=q_BD.device)
-    weights_BHJ = (logits_BHJ + slopes_H.to(logits_BHJ)[:, None] * distance_J).softmax(-1)
-    return torch.einsum("bhj,bjhk->bhk", weights_BHJ, v_BJHK).flatten(1)
+    return newest_mean(logits_BHJ + slopes_H.to(logits_BHJ)[:, None] * distance_J, v_BJD)
+
+
+def newest_logits(q_BD: Tensor, k_BJD: Tensor, heads: int) -> Tensor:
+    """Return the logits (B, H, J) of one query and J keys."""
+    q_BHK, k_BJHK = (rearrange(y, "b ... (h k) -> b ... h k", h=heads) for y in (q_BD, k_BJD))
+    return torch.einsum("bhk,bjhk->bhj", q_BHK, k_BJHK) * q_BHK.shape[-1] ** -0.5
+
+
+def newest_mean(logits_BHJ: Tensor, v_BJD: Tensor) -> Tensor:
+    """Return the mean (B, D) of J values by softmax of logits, heads concatenated."""
+    v_BJHK = rearrange(v_BJD, "b j (h k) -> b j h k", h=logits_BHJ.shape[1])
+    return torch.einsum("bhj,bjhk->bhk", logits_BHJ.softmax(-1).to(v_BJD.dtype), v_BJHK).flatten(1)
+
+
+def forgetting_attention(q_BTD: Tensor, k_BTD: Tensor, v_BTD: Tensor, log_f_BTH: Tensor) -> Tensor:
+    """Return causal softmax attention (B, T, D) with forget gates, heads concatenated (Lin et al. 2025, section 3).
+
+    The logit of query i and key j is ``q_i·k_j / sqrt(K) + c_i - c_j``, where c is the running sum of ``log_f``.
+
+    Args:
+        q_BTD, k_BTD, v_BTD: queries, keys and values.
+        log_f_BTH: logarithms of the gates, in at least float32.
+    """
+    heads = log_f_BTH.shape[-1]
+    if runs_fused(q_BTD):
+        from mixers.ops.kernels.attention import fits_attention, forgetting_attention_method
+
+        if fits_attention(q_BTD.shape[-1], heads):
+            c_BHT = log_f_BTH.cumsum(1).mT
+            return over_runs(forgetting_attention_method(heads), q_BTD, k_BTD, v_BTD, c_BHT)[0]
+
+    q_BHTK, k_BHTK = (rearrange(y, "b t (h k) -> b h t k", h=heads) for y in (q_BTD, k_BTD))
+    return forgetting_mean(q_BHTK @ k_BHTK.mT * q_BHTK.shape[-1] ** -0.5, v_BTD, log_f_BTH)
+
+
+def forgetting_step(q_BD: Tensor, k_BJD: Tensor, v_BJD: Tensor, passed_BJH: Tensor) -> Tensor:
+    """Return the output (B, D) of ``forgetting_attention`` at the newest position; its own pair is the last one.
+
+    Args:
+        q_BD: query.
+        k_BJD, v_BJD: pairs.
+        passed_BJH: sums of ``log_f`` over the positions after each pair.
+    """
+    logits_BHJ = newest_logits(q_BD, k_BJD, passed_BJH.shape[-1])
+    return newest_mean(at_least_float32(logits_BHJ) + passed_BJH.mT, v_BJD)
+
+
+def forgetting_mean(logits_BHTT: Tensor, v_BTD: Tensor, log_f_BTH: Tensor | None) -> Tensor:
+    """Return the causal mean (B, T, D) of values by softmax of logits, to which forget gates add ``c_i - c_j``."""
+    logits_BHTT = at_least_float32(logits_BHTT)
+    if log_f_BTH is not None:
+        c_BHT = log_f_BTH.cumsum(1).mT
+        logits_BHTT = logits_BHTT + c_BHT[..., :, None] - c_BHT[..., None, :]
+    later_TT = logits_BHTT.new_ones(logits_BHTT.shape[-2:], dtype=torch.bool).triu(1)
+    weights_BHTT = logits_BHTT.masked_fill(later_TT, -torch.inf).softmax(-1)
+
+    v_BHTK = rearrange(v_BTD, "b t (h k) -> b h t k", h=logits_BHTT.shape[1])
+    return rearrange(weights_BHTT.to(v_BTD.dtype) @ v_BHTK, "b h t k -> b t (h k)")
 
 
 def masked_alibi(slopes_H: Tensor, distance_IJ: Tensor, seen_IJ: Tensor) -> Tensor:

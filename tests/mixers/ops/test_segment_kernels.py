@@ -1,4 +1,7 @@
-"""Kernels of attention to segments and memories against the plain forms in float64: outputs and every gradient."""
+"""Kernels of attention to segments and memories, and with gates, against the plain forms in float64.
+
+Outputs and every gradient are compared.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,10 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.nn import functional as F
 
 triton = pytest.importorskip("triton")
 
+from mixers.ops.attention import forgetting_mean  # noqa: E402
 from mixers.ops.block_attention import block_attention  # noqa: E402
+from mixers.ops.kernels.attention import forgetting_attention_method  # noqa: E402
 from mixers.ops.kernels.block_attention import block_attention_method  # noqa: E402
 from mixers.ops.kernels.memory import fits_memory, memory_attention_method  # noqa: E402
 from mixers.ops.kernels.relative_attention import relative_attention_method  # noqa: E402
@@ -43,6 +49,18 @@ class Draw:
     def __call__(self, *shape: int) -> Tensor:
         """Numbers that bfloat16 holds exactly."""
         return torch.randn(*shape, generator=self.generator).bfloat16().double().to(DEVICE)
+
+
+def forgetting_case(R: int, B: int, T: int, D: int, H: int) -> Case:
+    """Gates from closed to open."""
+    draw = Draw(R, B, T, D, H)
+    c = F.logsigmoid(3 * draw(R, B, H, T)).float().double().cumsum(-1)
+
+    def plain(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
+        q, k = (y.unflatten(-1, (H, -1)).transpose(1, 2) for y in (q, k))
+        return forgetting_mean(q @ k.mT * (D // H) ** -0.5 + c[..., :, None] - c[..., None, :], v, None)
+
+    return Case(plain, forgetting_attention_method(H), [draw(R, B, T, D) for _ in range(3)], [c])
 
 
 def relative_case(R: int, B: int, T: int, D: int, H: int, segment: int) -> Case:
@@ -130,6 +148,9 @@ def memory_case(
 
 
 SMALL = {
+    "forgetting": partial(forgetting_case, 2, 2, 7, 32, 4),
+    "forgetting-one-position": partial(forgetting_case, 1, 1, 1, 16, 1),
+    "forgetting-long": partial(forgetting_case, 1, 1, 70, 64, 2),
     "relative": partial(relative_case, 2, 2, 21, 32, 4, 4),
     "relative-one-position": partial(relative_case, 1, 1, 1, 16, 1, 8),
     "relative-one-segment": partial(relative_case, 3, 1, 5, 16, 2, 8),
@@ -144,6 +165,8 @@ SMALL = {
     "memory-many-tokens": partial(memory_case, 1, 2, 22, 32, 1, 64, tokens=16, size=11),
 }
 LARGE = {
+    "forgetting-8": partial(forgetting_case, 3, 8, 100, 128, 16),
+    "forgetting-64": partial(forgetting_case, 1, 2, 1024, 128, 2),
     "relative-8": partial(relative_case, 3, 8, 100, 128, 16, 8),
     "relative-16": partial(relative_case, 1, 1, 63, 64, 4, 8),
     "relative-64": partial(relative_case, 1, 2, 256, 256, 4, 100),

@@ -13,6 +13,7 @@ from tests.mixers.plain.common import (
     finish,
     part,
     rms,
+    sigmoid,
     sinusoid,
     softmax,
 )
@@ -95,6 +96,21 @@ def transformer_xl(p: Parameters, config: Any, x: Array) -> Array:
                 code = p["r.weight"] @ sinusoid(i - j)
                 logits.append((q + p["u_D"])[at] @ k[at] + (q + p["v_D"])[at] @ code[at])
             outputs.append(softmax(np.array(logits) / size**0.5) @ np.array([v[at] for _, v in pairs]))
+        z[i] = after(p, x[i], np.concatenate(outputs))
+    return z
+
+
+def forgetting_transformer(p: Parameters, config: Any, x: Array) -> Array:
+    """Lin et al. 2025, section 3: the weight of pair j is exp(q_i k_j) times the gates f of the positions after j."""
+    size, z = WIDTH // config.heads, np.zeros_like(x)
+    gates = [sigmoid(p["forget.weight"] @ rms(y, p["attention_norm.gain"]) + p["forget.bias"]) for y in x]
+    for i in range(LENGTH):
+        q, pairs, outputs = query(p, x[i]), [key_value(p, x[j]) for j in range(i + 1)], []
+        for h in range(config.heads):
+            at = slice(h * size, (h + 1) * size)
+            left = [np.prod([gates[s][h] for s in range(j + 1, i + 1)]) for j in range(i + 1)]
+            weights = np.array([f * np.exp(q[at] @ k[at] / size**0.5) for f, (k, _) in zip(left, pairs, strict=True)])
+            outputs.append(weights / weights.sum() @ np.array([v[at] for _, v in pairs]))
         z[i] = after(p, x[i], np.concatenate(outputs))
     return z
 
