@@ -1,6 +1,6 @@
-"""Costs of one layer, or of a whole stack: parameters, state carried while decoding, and floating point operations of a forward pass.
+"""Costs of one layer, or of a whole stack: parameters, state while decoding, and operations of a forward pass.
 
-All three are counted. Parameters and state are counted in the tensors themselves; operations (FLOPs)
+All three are counted. Parameters and state are counted in the tensors themselves; floating point operations (FLOPs)
 are counted by PyTorch's ``FlopCounterMode`` on the CPU, where layers run in plain PyTorch. That counter sees matrix
 products and convolutions as they are executed, masked entries included (the Transformer's attention counts as a full
 square). A multiply-add is two operations, a complex one eight. All other operations count as zero: norms, softmax,
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -120,7 +120,7 @@ def count_state(layer: Layer, lengths: Sequence[int]) -> dict[int, int]:
 
 def _parts(layer: Layer) -> list[Layer]:
     """Return the layers of a stack, or a layer itself."""
-    return [cast(Layer, part) for part in layer.layers] if isinstance(layer, StackLayer) else [layer]
+    return [*layer.layers] if isinstance(layer, StackLayer) else [layer]
 
 
 def _state_after(layer: Layer, longest: int) -> list[int]:

@@ -31,6 +31,10 @@ class Stack(nn.ModuleList):
 
     recompute = False
 
+    def __iter__(self) -> Iterator[Layer]:
+        """Return the layers in order."""
+        return cast(Iterator[Layer], super().__iter__())
+
     def forward(self, x_BTD: Tensor) -> Tensor:
         for kind, layers in self._neighbours():
             if not (self.recompute and torch.is_grad_enabled()):
@@ -55,7 +59,7 @@ class Stack(nn.ModuleList):
         def kind_of(layer: nn.Module) -> type[Layer]:
             return type(layer) if isinstance(layer, Layer) and not hooked(layer) else Layer
 
-        return ((kind, [cast(Layer, layer) for layer in layers]) for kind, layers in groupby(self, kind_of))
+        return ((kind, [*layers]) for kind, layers in groupby(self, kind_of))
 
 
 def hooked(module: nn.Module) -> bool:
@@ -85,7 +89,7 @@ class Backbone(nn.Module, ABC):
     @property
     def stack(self) -> list[Layer]:
         """The layers, in order from the embedding to the readout."""
-        return [cast(Layer, layer) for layer in self.layers]
+        return [*self.layers]
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:
         """Return the vectors (B, T, D) from which the logits are computed: the normed outputs of the last layer.

@@ -1,4 +1,4 @@
-"""Classes by name: registered ones, those of any other module by their import path ``package.module:Class``, and stacks."""
+"""Classes by name: registered ones, and those of any other module by their import path ``package.module:Class``."""
 
 import importlib
 import inspect
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from mixers.origin import advice_on_gpus, where
-
 
 _MEMBER = re.compile(r"(?:([1-9]\d{0,2})\*)?([^*]+)")
 """A part of a stack's name: how often a layer follows itself, and its name."""

@@ -8,7 +8,6 @@ from typing import Any, get_type_hints
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-
 BETWEEN = "__"
 """Stands between a member of a stack and its option: ``transformer__heads``."""
 
