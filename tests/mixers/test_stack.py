@@ -102,7 +102,6 @@ def test_equal_layers_are_the_model_of_that_number_of_layers(monkeypatch: pytest
         ("rt++lstm", "no mixer 'rt++lstm': a stack is written as"),
         ("rt+lstn", "no mixer 'lstn': did you mean lstm"),
         ("rt+rmt", "mixer 'rt+rmt': rmt holds all layers of a model itself, so no stack can hold it"),
-        (f"{OWN}+tests.mixers.strangers:Plain+tests.mixers.test_stack:Plain", "two classes have the name Plain"),
     ],
 )
 def test_what_is_no_stack_is_one_line(name: str, error: str) -> None:
@@ -140,10 +139,3 @@ def test_a_stack_is_matched_at_a_multiple_of_the_heads_of_all_members() -> None:
     config = kind.Config(deltanet__heads=2, transformer__heads=3)
     target = count("params", kind, config, Shape(width=36, mlp_width=144, layers=2))
     assert match("params", target, kind, config, shape) == (Shape(width=36, mlp_width=144, layers=2), target)
-
-
-class Plain(torch.nn.Linear):
-    """A layer with the name of another one."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, dim)
