@@ -112,6 +112,15 @@ class Layer(nn.Module, ABC):
         z_BTD: Tensor = super().__call__(x_BTD)
         return z_BTD
 
+    @classmethod
+    def members(cls, config: Any, layers: int) -> list[tuple[type["Layer"], Any]]:
+        """Return class and settings of each layer of a model with a number of layers.
+
+        Raises:
+            ValueError: there is no such model of this number of layers.
+        """
+        return [(cls, config)] * layers
+
     @abstractmethod
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Map a whole sequence ``x_BTD`` to ``z_BTD``; outputs at position t do not depend on inputs after t."""

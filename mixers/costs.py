@@ -1,6 +1,6 @@
-"""Costs of one layer: parameters, state carried while decoding, and floating point operations of a forward pass.
+"""Costs of one layer, or of a whole stack: parameters, state while decoding, and operations of a forward pass.
 
-All three are counted. Parameters and state are counted in the tensors themselves; operations (FLOPs)
+All three are counted. Parameters and state are counted in the tensors themselves; floating point operations (FLOPs)
 are counted by PyTorch's ``FlopCounterMode`` on the CPU, where layers run in plain PyTorch. That counter sees matrix
 products and convolutions as they are executed, masked entries included (the Transformer's attention counts as a full
 square). A multiply-add is two operations, a complex one eight. All other operations count as zero: norms, softmax,
@@ -11,7 +11,7 @@ layer.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any, TypeVar
@@ -21,7 +21,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mixers.base import Layer, Shape, State, log_once, settled
+from mixers.models import LanguageModel
+from mixers.named import members_of
 from mixers.registry import building
+from mixers.stack import StackLayer
 
 LENGTHS = (128, 1024)
 """Sequence lengths N for which the state is counted; operations are counted for the first one."""
@@ -30,7 +33,7 @@ Counted = TypeVar("Counted")
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Costs of one layer, for one sequence; None if a figure cannot be counted on the CPU.
+    """Costs of one layer, or of a whole stack, for one sequence; None if a figure cannot be counted on the CPU.
 
     Attributes:
         parameters: number of parameters.
@@ -47,7 +50,7 @@ _counted: dict[tuple[type[Layer], str, Shape], Costs] = {}
 
 
 def costs(layer_class: type[Layer], config: Any, shape: Shape, say: Callable[[str], None] = log_once) -> Costs:
-    """Return the costs of one layer; each layer is counted once per process.
+    """Return the costs of one layer, or of a whole stack; each is counted once per process.
 
     Args:
         layer_class: class of the layer.
@@ -79,26 +82,49 @@ def count_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def parameters_of_one_and_two(count: Callable[[int], int], mixer: str) -> tuple[int, int]:
-    """Count the parameters of a model with one layer and with two, without memory if the layer allows it.
+def count_model(layer_class: type[Layer], config: Any, shape: Shape, vocab_size: int, mixer: str) -> int:
+    """Count the parameters of a language model from those of small ones, without memory if the layer allows it.
 
     Args:
-        count: returns how many parameters a model has, given its number of layers.
-        mixer: name of the layer, for messages.
+        layer_class: class of the layers.
+        config: their ``Config``.
+        shape: widths and number of layers.
+        vocab_size: tokens of the vocabulary.
+        mixer: name of the layer.
 
     Raises:
         ValueError: the layer cannot be built.
     """
+    unit = len(members_of(mixer))
+
+    def of_rounds(rounds: int) -> int:
+        return count_parameters(LanguageModel(layer_class, config, replace(shape, layers=rounds * unit), vocab_size=1))
+
     try:
         with torch.device("meta"):
-            return count(1), count(2)
+            one, two = of_rounds(1), of_rounds(2)
     except Exception:  # a user's layer may read values while it is built, which meta tensors do not have
         with torch.random.fork_rng(devices=[]), building(mixer):
-            return count(1), count(2)
+            one, two = of_rounds(1), of_rounds(2)
+    return one + (shape.layers // unit - 1) * (two - one) + 2 * (vocab_size - 1) * shape.width
 
 
 def count_state(layer: Layer, lengths: Sequence[int]) -> dict[int, int]:
-    """Count the floats in the largest state that ``step`` has returned up to N positions, for each N of ``lengths``.
+    """Count the floats in the largest state that ``step`` has returned up to N positions, for each N of ``lengths``."""
+    after_each = [_state_after(part, max(lengths)) for part in _parts(layer)]
+
+    # A state may be emptied, for example at the end of a segment. It needs room for its largest size.
+    together = [sum(floats) for floats in zip(*after_each, strict=True)]
+    return {length: max(together[: length + 1]) for length in lengths}
+
+
+def _parts(layer: Layer) -> list[Layer]:
+    """Return the layers of a stack, or a layer itself."""
+    return [*layer.layers] if isinstance(layer, StackLayer) else [layer]
+
+
+def _state_after(layer: Layer, longest: int) -> list[int]:
+    """Return the floats in the state before the first position, and after each of ``longest`` positions.
 
     The shapes of a state determine the shapes of the next one (see ``mixers.base.State``), so steps whose result is
     known are not run. When the shapes of an earlier position occur again, the shapes after it repeat as well. A layer
@@ -111,7 +137,7 @@ def count_state(layer: Layer, lengths: Sequence[int]) -> dict[int, int]:
 
     # Step until the shapes repeat those after ``start`` positions.
     with torch.no_grad():
-        for now in range(max(lengths) + 1):
+        for now in range(longest + 1):
             if now:
                 _, state = layer.step(x_BD, state)
             counts.append(_floats(state))
@@ -126,8 +152,7 @@ def count_state(layer: Layer, lengths: Sequence[int]) -> dict[int, int]:
         periods, rest = divmod(length - start, now - start)
         return counts[start + rest] + periods * (counts[now] - counts[start])
 
-    # A state may be emptied, for example at the end of a segment. It needs room for its largest size.
-    return {length: max(map(after, range(length + 1))) for length in lengths}
+    return [after(length) for length in range(longest + 1)]
 
 
 def _floats(state: State) -> int:
@@ -185,7 +210,8 @@ def _lagrange(x: int, node: int, nodes: Sequence[int]) -> Fraction:
 
 def flops_at_first(layer: Layer) -> int:
     """Count the operations of a forward pass over one sequence of the first of ``LENGTHS``."""
-    return from_short(type(layer), layer.config, LENGTHS[0], partial(count_flops, layer))
+    parts = _parts(layer)
+    return sum(from_short(type(part), part.config, LENGTHS[0], partial(count_flops, part)) for part in parts)
 
 
 def build_frozen(layer_class: type[Layer], config: Any, shape: Shape) -> Layer:

@@ -1,6 +1,6 @@
 """Layers that hold all L layers of a model, because they share memory over the depth."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,10 @@ from mixers.transformer import Transformer
 
 class DeepLayer(Layer):
     """A layer that contains all ``shape.layers`` layers; a model has a single such module."""
+
+    @classmethod
+    def members(cls, config: Any, layers: int) -> list[tuple[type[Layer], Any]]:
+        return [(cls, config)]
 
 
 class TransformerStack(nn.Module):

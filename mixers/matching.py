@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from mixers.base import Layer, Shape
 from mixers.costs import LENGTHS, build_frozen, count_parameters, count_state, flops_at_first
+from mixers.options import option_of
 
 Figure = Literal["params", "state", "flops"]
 TOLERANCE = 0.02
@@ -24,7 +25,7 @@ FIGURES: dict[Figure, tuple[str, Callable[[Layer], int]]] = {
 
 
 def count(figure: Figure, layer_class: type[Layer], config: Any, shape: Shape) -> int:
-    """Return one figure of a layer.
+    """Return one figure of a layer, or of a whole stack.
 
     Raises:
         ValueError: the layer cannot be built.
@@ -65,7 +66,8 @@ def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, sh
     def distance(width: int) -> float:
         return abs(figure_at(width) / target - 1)
 
-    heads, widest = max(1, getattr(config, "heads", 1)), WIDEST * shape.width
+    heads = max(1, math.lcm(*(number for name, number in vars(config).items() if option_of(name) == "heads")))
+    widest = WIDEST * shape.width
     candidates: list[int] = []
     for unit in dict.fromkeys((math.lcm(8, heads), heads)):
         # A layer may refuse some multiples, so the unit is doubled until two neighbours can be built.

@@ -4,6 +4,8 @@ Both map tokens (B, T) to logits (B, T, V) that are aligned with the targets of 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from itertools import groupby
 from math import sqrt
 from typing import Any, cast
 
@@ -13,51 +15,51 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mixers.base import Layer, Shape, State, settled
-from mixers.deep import DeepLayer
 from mixers.parts import Embedding, RMSNorm, linear, sinusoids
 
 
 class Stack(nn.ModuleList):
     """Stacked layers.
 
-    If all layers have one class and none has hooks, ``Layer.through`` of that class runs them; else they run one by
-    one.
+    ``Layer.through`` of their class runs neighbours of one class; a layer with hooks runs by itself.
 
     Attributes:
         recompute: compute activations again in the backward pass (Chen et al. 2016, arXiv:1604.06174), with the
             parameters that the layers have then. Only the inputs of parts of the stack are kept. A part has about
-            sqrt(L) layers if these run at the same time, else a single layer.
+            sqrt(L) of L neighbours if these run at the same time, else a single layer.
     """
 
     recompute = False
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        kind, layers = self._kind, self._layers
-        if not (self.recompute and torch.is_grad_enabled()):
-            return kind.through(layers, x_BTD)
+    def __iter__(self) -> Iterator[Layer]:
+        """Return the layers in order."""
+        return cast(Iterator[Layer], super().__iter__())
 
-        # Recompute part by part.
-        at_once = self.at_once(x_BTD)
-        count = round(sqrt(len(layers))) if at_once else 1
-        for first in range(0, len(layers), count):
-            part = layers[first : first + count]
-            x_BTD = checkpoint(kind.through, part, x_BTD, use_reentrant=False, preserve_rng_state=not at_once)
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        for kind, layers in self._neighbours():
+            if not (self.recompute and torch.is_grad_enabled()):
+                x_BTD = kind.through(layers, x_BTD)
+                continue
+
+            # Recompute part by part.
+            at_once = kind.at_once(layers, x_BTD)
+            count = round(sqrt(len(layers))) if at_once else 1
+            for first in range(0, len(layers), count):
+                part = layers[first : first + count]
+                x_BTD = checkpoint(kind.through, part, x_BTD, use_reentrant=False, preserve_rng_state=not at_once)
         return x_BTD
 
     def at_once(self, x_BTD: Tensor) -> bool:
-        """Return whether the layers run at the same time."""
-        return self._kind.at_once(self._layers, x_BTD)
+        """Return whether all neighbours of one class run at the same time."""
+        return all(kind.at_once(layers, x_BTD) for kind, layers in self._neighbours())
 
-    @property
-    def _layers(self) -> list[Layer]:
-        return [cast(Layer, layer) for layer in self]
+    def _neighbours(self) -> Iterator[tuple[type[Layer], list[Layer]]]:
+        """Return the class whose ``through`` runs layers, and these, for each run of layers of one class."""
 
-    @property
-    def _kind(self) -> type[Layer]:
-        """The class whose ``through`` runs the layers."""
-        (kind, *others) = {type(layer) for layer in self._layers}
-        one_kind = not others and issubclass(kind, Layer) and not any(map(hooked, self._layers))
-        return kind if one_kind else Layer
+        def kind_of(layer: nn.Module) -> type[Layer]:
+            return type(layer) if isinstance(layer, Layer) and not hooked(layer) else Layer
+
+        return ((kind, [*layers]) for kind, layers in groupby(self, kind_of))
 
 
 def hooked(module: nn.Module) -> bool:
@@ -67,9 +69,7 @@ def hooked(module: nn.Module) -> bool:
 
 
 class Backbone(nn.Module, ABC):
-    """Token embedding, L layers of one class, and a final norm; a subclass computes the logits.
-
-    A ``DeepLayer`` contains all L layers in one module.
+    """Token embedding, the L layers of ``Layer.members``, and a final norm; a subclass computes the logits.
 
     Attributes:
         one_by_one: compute the runs that are trained together one after another, not by ``torch.func.vmap``.
@@ -81,15 +81,15 @@ class Backbone(nn.Module, ABC):
         super().__init__()
         self.embedding = Embedding(vocab_size, shape.width)
 
-        count = 1 if issubclass(layer, DeepLayer) else shape.layers
-        self.layers = Stack(settled(layer(config, shape)) for _ in range(count))
+        members = layer.members(config, shape.layers)
+        self.layers = Stack(settled(kind(own, shape)) for kind, own in members)
 
         self.norm = RMSNorm(shape.width)
 
     @property
     def stack(self) -> list[Layer]:
         """The layers, in order from the embedding to the readout."""
-        return [cast(Layer, layer) for layer in self.layers]
+        return [*self.layers]
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:
         """Return the vectors (B, T, D) from which the logits are computed: the normed outputs of the last layer.

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from mixers.origin import advice_on_gpus, where
+
+_MEMBER = re.compile(r"(?:([1-9]\d{0,2})\*)?([^*]+)")
+"""A part of a stack's name: how often a layer follows itself, and its name."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +53,32 @@ def name_of(given: str | type, registry: Mapping[str, type]) -> str:
 
 
 def is_path(name: str) -> bool:
-    """Return whether a name is an import path ``package.module:Class``, and not that of a registered class."""
+    """Return whether a name is an import path ``package.module:Class``, or a stack with one; not a registered name."""
     return ":" in name
 
 
-def text_of(name: str) -> str:
-    """Return the text that a result of a user's class depends on, as it was when the class was first used.
+def members_of(name: str) -> list[str]:
+    """Return the names of the layers in a name, in order: of ``2*a+b`` a, a and b; of the name of a layer itself.
 
-    It is that of the module that defines the class; of a class of a notebook or a program, its own.
+    Raises:
+        ValueError: it is no such name.
+    """
+    parts = [_MEMBER.fullmatch(part) for part in name.split("+")]
+    if not all(parts):
+        raise ValueError(f"no mixer {name!r}: a stack is written as in 3*gated-deltanet+transformer")
+    return [part[2] for part in parts if part for _ in range(int(part[1] or 1))]
+
+
+def text_of(name: str) -> str:
+    """Return the text that a result of a user's classes depends on, as it was when they were first used.
+
+    It is that of the module that defines a class; of a class of a notebook or a program, its own.
 
     Args:
-        name: import path of the class, which can be imported.
+        name: import path of a class, which can be imported; or a stack with such classes among its layers.
     """
-    module, _, class_name = name.partition(":")
-    return _text_of(getattr(importlib.import_module(module), class_name))
+    paths = [path.partition(":") for path in dict.fromkeys(members_of(name)) if is_path(path)]
+    return "".join(_text_of(getattr(importlib.import_module(module), class_name)) for module, _, class_name in paths)
 
 
 @cache

@@ -8,6 +8,14 @@ from typing import Any, get_type_hints
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+BETWEEN = "__"
+"""Stands between a member of a stack and its option: ``transformer__heads``."""
+
+
+def option_of(name: str) -> str:
+    """Return the name of an option without the member of a stack that it belongs to."""
+    return name.rpartition(BETWEEN)[2]
+
 
 def switch(off: Any) -> Any:
     """Return a dataclass field with the default ``off``. With this value, it is not part of a result's identity.

@@ -1,4 +1,4 @@
-"""Find and build layers by name: registered layers, and layers of any other module."""
+"""Find and build layers by name: registered layers, layers of any other module, and stacks of both."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -25,8 +25,8 @@ from mixers.mamba import Mamba
 from mixers.mamba2 import Mamba2
 from mixers.mamba3 import Mamba3
 from mixers.mlstm import MLSTM
-from mixers.named import Kind, find_class, name_of
-from mixers.options import override
+from mixers.named import Kind, find_class, members_of, name_of
+from mixers.options import BETWEEN, override
 from mixers.origin import advice_on_gpus, where
 from mixers.retnet import RetNet
 from mixers.rmt import RecurrentMemoryTransformer
@@ -35,6 +35,7 @@ from mixers.rwkv import RWKV6, RWKV7
 from mixers.s5 import S5
 from mixers.short_convolution import mixer_label
 from mixers.sliding_attention import SlidingAttention
+from mixers.stack import stack_of
 from mixers.staircase import Staircase
 from mixers.transformer import Transformer
 from mixers.transformer_fam import TransformerFAM
@@ -77,9 +78,10 @@ LAYER = Kind("mixer", "layer", nn.Module, "torch.nn.Module")
 
 
 def find_mixer(name: str) -> type[Layer]:
-    """Return the layer class of a registered name or of an import path ``package.module:Class``.
+    """Return the layer class of a registered name, of an import path ``package.module:Class``, or of a stack of both.
 
-    A class that is an ``nn.Module`` but not a ``Layer`` is wrapped by ``mixers.adapt``.
+    A class that is an ``nn.Module`` but not a ``Layer`` is wrapped by ``mixers.adapt``. A stack is written as
+    ``3*gated-deltanet+transformer`` (``mixers.stack``).
 
     Raises:
         ValueError: there is no such layer, or it cannot be used. The message lists the choices, or says why.
@@ -91,6 +93,12 @@ def find_mixer(name: str) -> type[Layer]:
         raise ValueError(f'a layer is given by name: write "{example}" in place of the {found}')
     if name in MIXERS:
         return MIXERS[name]
+    if (members := members_of(name)) != [name]:
+        classes = tuple(map(find_mixer, members))
+        try:
+            return stack_of(name, classes, restored)
+        except ValueError as error:
+            raise ValueError(f"mixer {name!r}: {error}") from error
 
     found = find_class(name, LAYER, MIXERS)
     if not issubclass(found, Layer):
@@ -110,10 +118,20 @@ def find_mixer(name: str) -> type[Layer]:
     return found
 
 
+def restored(name: str, values: Mapping[str, Any]) -> Any:
+    """Return settings of a stack."""
+    return find_mixer(name).Config(**values)
+
+
 def build(
-    name: str | type[nn.Module], width: int = 128, *, mlp_width: int | None = None, layers: int = 1, **options: Any
+    name: str | type[nn.Module],
+    width: int = 128,
+    *,
+    mlp_width: int | None = None,
+    layers: int | None = None,
+    **options: Any,
 ) -> Layer:
-    """Build one layer as a module, for use in a model of your own.
+    """Build one layer as a module, or a whole stack of layers, for use in a model of your own.
 
         layer = build("rt", width=256, heads=8)
         z_BTD = layer(x_BTD)
@@ -121,12 +139,12 @@ def build(
         z_BD, state = layer.step(x_BD, state)
 
     Args:
-        name: registered name, ``package.module:Class``, or a class.
+        name: registered name, ``package.module:Class``, a class, or a stack such as ``3*gated-deltanet+transformer``.
         width: model width D.
         mlp_width: hidden width of the MLP; 4 D if None.
         layers: number L of layers in the model; residual branches are scaled by 1/sqrt(L). A
-            ``mixers.deep.DeepLayer`` holds all L layers itself.
-        **options: fields of the layer's ``Config`` that differ from their defaults.
+            ``mixers.deep.DeepLayer`` and a stack hold all L layers themselves. Unless given, 1, or those of the stack.
+        **options: fields of the layer's ``Config`` that differ from their defaults; of a stack, ``transformer__heads``.
 
     Raises:
         ValueError: there is no such layer or option, an option is of another type or no finite number, or the layer
@@ -138,6 +156,7 @@ def build(
     if unknown := [option for option in options if option not in known]:
         raise ValueError(f"mixer {name!r} has no option {unknown[0]!r}: choose from {', '.join(known) or 'none'}")
 
+    layers = len(members_of(name)) if layers is None else layers
     shape = Shape(width=width, mlp_width=4 * width if mlp_width is None else mlp_width, layers=layers)
     with building(name):
         return settled(layer_class(override(layer_class.Config, options), shape))
@@ -166,14 +185,14 @@ def variant_label(mixer: str, settings: Mapping[str, Any], layers: int, short_co
     ``rt``, ``rt-block-4``, ``rt-no-persistent-norm``, ``transformer-2-layers``, ``rt-block-4+conv4``.
 
     Args:
-        mixer: registered name, or ``package.module:Class``.
+        mixer: registered name, ``package.module:Class``, or a stack.
         settings: fields of its ``Config`` that differ from their defaults.
-        layers: number of stacked layers.
+        layers: number of stacked layers; it is named if it is not that of the mixer's name.
         short_convolution: number of positions that the convolution before the layer spans; 0 for none.
     """
     words = [mixer]
     for name, value in settings.items():
-        word = name.replace("_", "-")
+        word = name.replace(BETWEEN, ".").replace("_", "-")
         # An entry with a dash is quoted, or it would look like two.
         quoted = (
             (repr(y) if "-" in str(y) else str(y) for y in value) if isinstance(value, tuple | list) else [str(value)]
@@ -181,7 +200,7 @@ def variant_label(mixer: str, settings: Mapping[str, Any], layers: int, short_co
         is_short = isinstance(value, float) and float(f"{value:g}") == value
         number = f"{value:g}" if is_short else "-".join(quoted)
         words.append((word if value else f"no-{word}") if isinstance(value, bool) else f"{word}-{number}")
-    if layers > 1:
+    if layers > len(members_of(mixer)):
         words.append(f"{layers}-layers")
     return mixer_label("-".join(words), short_convolution)
 

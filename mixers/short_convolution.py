@@ -8,6 +8,7 @@ from torch import Tensor
 from mixers.base import Layer, Shape, State
 from mixers.deep import DeepLayer
 from mixers.parts import ShortConvolution
+from mixers.stack import StackLayer
 
 NEWEST = "short_convolution.newest"
 """Name of the convolution's newest inputs in the state, beside the names of the wrapped layer."""
@@ -65,10 +66,14 @@ class ConvolvedLayer(Layer):
 def with_short_convolution(layer_class: type[Layer], size: int) -> type[Layer]:
     """Return ``layer_class`` with a convolution over ``size`` positions before it; with 0, return the class itself.
 
-    Each class is made once per process.
+    A stack has one before each of its layers. Each class is made once per process.
     """
     if size == 0:
         return layer_class
+    name = f"{layer_class.__name__}WithShortConvolution"
+    if issubclass(layer_class, StackLayer):
+        kinds = {member: with_short_convolution(kind, size) for member, kind in layer_class.kinds.items()}
+        return type(name, (layer_class,), {"kinds": kinds})
 
     members = {
         "layer_class": layer_class,
@@ -82,7 +87,7 @@ def with_short_convolution(layer_class: type[Layer], size: int) -> type[Layer]:
         members["growth_period"] = layer_class.growth_period
 
     bases = (ConvolvedLayer, DeepLayer) if issubclass(layer_class, DeepLayer) else (ConvolvedLayer,)
-    return type(f"{layer_class.__name__}WithShortConvolution", bases, members)
+    return type(name, bases, members)
 
 
 def mixer_label(mixer: str, size: int) -> str:

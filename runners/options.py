@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 import docstring_parser
 import tyro
 
-from mixers.options import converted
+from mixers.options import BETWEEN, converted
 
 Options = TypeVar("Options")
 
@@ -74,7 +74,8 @@ def parse_nested(
             hints, defaults = get_type_hints(config), config()
             for entry in fields(config):
                 default_of = f"(default: {getattr(defaults, entry.name)})"
-                about = tyro.conf.arg(help=texts.get(entry.name, ""), help_behavior_hint=default_of)
+                flag = flag_of(entry.name).removeprefix("--")
+                about = tyro.conf.arg(name=flag, help=texts.get(entry.name, ""), help_behavior_hint=default_of)
                 # Any option may be left out; choices are listed without None.
                 hint, has_choices = hints[entry.name], get_origin(hints[entry.name]) is Literal
                 hint, unset = (hint, getattr(defaults, entry.name)) if has_choices else (hint | None, None)
@@ -135,14 +136,14 @@ def applicable(
 
     Args:
         group: ``mixer`` or ``task``.
-        values: options by name, with dashes or underscores.
+        values: options by name, as in Python or on the command line: ``transformer__heads``, ``transformer.heads``.
         configs: ``Config`` class of each member.
         say: prints a line for each option that does not apply to all members.
 
     Raises:
         ValueError: an option applies to none of the members.
     """
-    values = {name.replace("-", "_"): value for name, value in values.items()}
+    values = {name.replace("-", "_").replace(".", BETWEEN): value for name, value in values.items()}
     names = {member: [entry.name for entry in fields(config)] for member, config in configs.items()}
     for option in values:
         lacking = [member for member in configs if option not in names[member]]
@@ -184,8 +185,8 @@ def path_of(word: str) -> Path:
 
 
 def flag_of(name: str, group: str = "") -> str:
-    """Return an option as the command line spells it: ``--name``, or ``--group.name``."""
-    return f"--{group}{'.' * bool(group)}{name.replace('_', '-')}"
+    """Return an option as the command line spells it: ``--name``, ``--group.name``, or ``--group.member.name``."""
+    return f"--{group}{'.' * bool(group)}{name.replace(BETWEEN, '.').replace('_', '-')}"
 
 
 def print_help(documentation: str | None) -> None:

@@ -48,9 +48,9 @@ class Record:
         format: version of this format.
         study: name of the study; its trainings differ in learning rate, weight decay, beta2 and seed alone.
         layer: name of the layer in tables, with its options that differ from the defaults, such as ``rt-block-4``.
-        mixer: registered name of the layer, or ``package.module:Class``.
+        mixer: registered name of the layer, ``package.module:Class``, or a stack of such names.
         family: kind of layer.
-        mixer_config: all options of the layer.
+        mixer_config: all options of the layer; of a stack by member, ``transformer__heads``.
         width: model width D.
         mlp_width: hidden width of the MLP.
         layers: number of stacked layers L.
@@ -80,7 +80,7 @@ class Record:
         gradient: norm of the gradient at each distance, ``norm``, with half of its 95% interval, ``half_width``.
         ceiling: best possible accuracies on the test split, ``sequence`` and ``token``.
         chance: accuracies of guessing, likewise.
-        parameters: parameters of a layer; of a language model, of the whole model.
+        parameters: parameters of a layer or a whole stack; of a language model, of the whole model.
         state: floats of a layer's state by the number of positions; None if they cannot be counted.
         flops_per_token: FLOPs of a forward pass per token by the number of positions; None likewise.
         remark: remark in tables; None for none.

@@ -2,9 +2,11 @@
 
 The colours are those of Okabe and Ito (2008) and neighbours of them, which people with colour-blindness tell apart. A
 family of layers shares a colour and its members differ in their marks, because nobody tells 21 colours apart. The
-Recurrent Transformer has a colour of its own, and so has everything that is not registered: a user's own layers.
+Recurrent Transformer has a colour of its own, and so have stacks of different layers, and everything that is not
+registered: a user's own layers.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -46,6 +48,7 @@ FAMILIES = {
     "state space": "#a1529a",
     "recurrent net": "#6d6d6d",
     "convolution": "#7a3b10",
+    "stack": "#4b6b00",
 }
 """Colour of each family on a light ground."""
 DARK = {
@@ -58,6 +61,7 @@ DARK = {
     "#a1529a": "#d99bd3",
     "#6d6d6d": "#b5b5b5",
     "#7a3b10": "#cf9a72",
+    "#4b6b00": "#a9c94a",
 }
 """The colour on a dark ground in place of each."""
 MARKERS = "osD^vP"
@@ -67,14 +71,21 @@ SHADES = (0.0, 0.3, 0.48, 0.62)
 """Shares of white in the colours of several rows of one style."""
 
 
+STACK = re.compile(r"[^ :]+\+(?!conv\d)")
+"""Begins the label of a stack of different layers, as ``transformer+rt``, and not that of ``rt+conv4``."""
+
+
 def layer_of(label: str) -> str | None:
     """Return the registered layer that a label begins with, as ``rt`` of ``rt (block 4)``; None without one."""
+    label = re.sub(r"^\d+\*", "", label)
     found = [name for name in MIXERS if label == name or (label.startswith(name) and not label[len(name)].isalnum())]
     return max(found, key=len, default=None)
 
 
 def style_of(label: str) -> Style:
     """Return the style of a label's layer; a layer that is not registered is somebody's own."""
+    if STACK.match(label):
+        return Style(color=FAMILIES["stack"], marker="X")
     name = layer_of(label)
     if name is None:
         return Style(color=OWN, marker="*")

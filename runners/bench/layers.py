@@ -8,7 +8,7 @@ A layer's numbers of runs take turns, then its memory is freed: all layers toget
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Annotated
@@ -18,6 +18,7 @@ import tyro
 
 from mixers.base import Shape
 from mixers.models import BACKBONES
+from mixers.named import members_of
 from mixers.ops.runs import methods_met
 from mixers.registry import MIXERS, find_mixer
 from runners.bench.measure import CHECK_RUNS, Case, Common, Implementation, Pass, Record, check, options_and_device
@@ -43,7 +44,8 @@ class Options(Common):
     """
 
     layers: Annotated[
-        tuple[str, ...], tyro.conf.arg(help=f"all, or what to time, of {', '.join(MIXERS)}; or package.module:Class.")
+        tuple[str, ...],
+        tyro.conf.arg(help=f"all, or what to time, of {', '.join(MIXERS)}; package.module:Class; or a stack of them."),
     ] = ("all",)
     lengths: tuple[int, ...] = (128,)
     runs: tuple[int, ...] = (1, 6, 30)
@@ -65,8 +67,9 @@ def main(arguments: Sequence[str]) -> None:
         heads = None if options.head_width is None else options.width // options.head_width
         tasks = [InContextRecall(InContextRecall.Config(length=length)) for length in options.lengths]
         names = list(MIXERS) if "all" in options.layers else list(dict.fromkeys(options.layers))
+        shapes = {name: replace(shape, layers=len(members_of(name))) for name in names}
         for name in names:
-            Implementation(mixer=name).build(shape, heads, device)
+            Implementation(mixer=name).build(shapes[name], heads, device)
 
     record = Record("layers", options, device, arguments)
     for task, name in product(tasks, names):
@@ -75,8 +78,8 @@ def main(arguments: Sequence[str]) -> None:
         record.measure([
             Case(
                 place={**place, "runs": runs, "implementation": name},
-                build=partial(optimizer_step, step, shape, heads, runs, device, task, options.batch_size),
-                check=partial(check, Implementation(mixer=name), shape, heads, CHECK_RUNS, device),
+                build=partial(optimizer_step, step, shapes[name], heads, runs, device, task, options.batch_size),
+                check=partial(check, Implementation(mixer=name), shapes[name], heads, CHECK_RUNS, device),
             )
             for runs in options.runs
         ])  # fmt: skip

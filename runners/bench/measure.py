@@ -24,10 +24,9 @@ from torch.func import functional_call, vmap
 
 from mixers.base import Shape
 from mixers.contract import CLOSED
-from mixers.deep import DeepLayer
 from mixers.models import Stack
 from mixers.ops.numerics import product_precision
-from mixers.options import override
+from mixers.options import option_of, override
 from mixers.registry import find_mixer
 from mixers.rt.dispatch import Chosen, choose
 from runners.device import device_name, find_devices, lacks_memory
@@ -149,9 +148,9 @@ class Implementation:
     def config(self, heads: int | None) -> Any:
         """Return the ``Config`` of the layer, with this number of heads if it has heads; None for its default."""
         kind = find_mixer(self.mixer).Config
-        known = {entry.name for entry in fields(kind)}
         given = {"heads": heads, "implementation": self.method}
-        return override(kind, {name: value for name, value in given.items() if value is not None and name in known})
+        values = {entry.name: given.get(option_of(entry.name)) for entry in fields(kind)}
+        return override(kind, {name: value for name, value in values.items() if value is not None})
 
     def build(self, shape: Shape, heads: int | None, device: torch.device, plain: bool = False) -> nn.Module:
         """Return the layer, or the layers of a stack; with ``plain`` in the form that ``Layer.plain_config`` names.
@@ -168,7 +167,7 @@ class Implementation:
             if choose(self.method, q_BTD, shape.mlp_width, config.heads, 1) != self.method:
                 raise Skipped("no kernel for this shape")
 
-        layers = [layer(config, shape) for _ in range(1 if issubclass(layer, DeepLayer) else shape.layers)]
+        layers = [kind(own, shape) for kind, own in layer.members(config, shape.layers)]
         return (layers[0] if len(layers) == 1 else Stack(layers)).to(device)
 
 

@@ -67,7 +67,8 @@ class Options(Config):
     lm_eval runs lm-evaluation-harness: see their --help.
 
     Attributes:
-        mixer: layers to train one after another: registered names, all, or package.module:Class.
+        mixer: layers to train one after another: registered names, all, package.module:Class, or stacks such as
+            "3*gated-deltanet+transformer", repeated to the number of layers.
         lr: peak learning rates; a command trains several one after another.
         seed: seeds of the initial parameters and of the order of the data; a command trains several one after another.
     """

@@ -67,7 +67,7 @@ class Config(Tracking):
         preset: paper, tiny, which trains in a minute on a CPU, ranking or 30m, the models of runners.c4.reference.
         size: size of the paper's model; size and layers determine width, MLP and heads.
         layers: stacked layers.
-        mixer: the layer: a registered name, or package.module:Class.
+        mixer: the layer: a registered name, package.module:Class, or a stack such as "3*gated-deltanet+transformer".
         width: model width, replaces the paper's; unless given, the MLP is then 4 times as wide and a head 64 wide.
         mlp_width: hidden width of the MLP, replaces the paper's.
         heads: heads of layers that have heads, replaces the paper's (32 for 300M with 6 layers).

@@ -4,16 +4,16 @@ import gc
 import logging
 import re
 import time
-from dataclasses import replace
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
 from rich.table import Table
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mixers.costs import count_flops, count_parameters, from_short, parameters_of_one_and_two
-from mixers.deep import DeepLayer
-from mixers.models import LanguageModel
+from mixers.base import Layer
+from mixers.costs import count_flops, count_model, from_short
 from mixers.registry import variant_label
 from runners.c4.config import TOKENIZER, Config
 from runners.c4.data.tokenizer import load_tokenizer, vocab_size
@@ -86,14 +86,8 @@ def known_figures(config: Config, options: dict[str, Any], vocab_size: int) -> d
 def model_parameters(config: Config, options: dict[str, Any], vocab_size: int) -> tuple[int, int]:
     """Count all parameters, and those of the embedding and readout matrices; arguments as ``known_figures``."""
     layer, layer_config = layer_of(config, options)
-    tables = 2 * padded_vocab(vocab_size) * config.shape().width
-
-    def of_layers(count: int) -> int:
-        model = LanguageModel(layer, layer_config, replace(config.shape(), layers=count), 1)
-        return count_parameters(model) - 2 * config.shape().width
-
-    one, two = parameters_of_one_and_two(of_layers, config.mixer)
-    return one + (config.layers - 1) * (two - one) + tables, tables
+    rows = padded_vocab(vocab_size)
+    return count_model(layer, layer_config, config.shape(), rows, config.mixer), 2 * rows * config.shape().width
 
 
 def flops_per_token(config: Config, options: dict[str, Any], vocab_size: int) -> int:
@@ -106,17 +100,20 @@ def flops_per_token(config: Config, options: dict[str, Any], vocab_size: int) ->
     parameters, tables = model_parameters(config, options, vocab_size)
     layer, layer_config = layer_of(config, options)
 
-    def of_module(length: int) -> int:
+    def of_module(kind: type[Layer], own: Any, length: int) -> int:
         with FakeTensorMode():
-            module = layer(layer.plain_config(layer_config), config.shape()).requires_grad_(False)
+            module = kind(kind.plain_config(own), config.shape()).requires_grad_(False)
             return count_flops(module, length)
 
     # PyTorch would log a traceback of an operation that fails.
     torch_log = logging.getLogger(FakeTensorMode.__module__)
     before, torch_log.disabled = torch_log.disabled, True
     try:
-        modules = 1 if issubclass(layer, DeepLayer) else config.layers  # equal layers, or one module of all
-        layers = round(modules * from_short(layer, layer_config, config.seq_len, of_module) / config.seq_len)
+        operations = 0
+        for (kind, own), equal in groupby(layer.members(layer_config, config.layers)):
+            of_one = from_short(kind, own, config.seq_len, partial(of_module, kind, own))
+            operations += len([*equal]) * of_one
+        layers = round(operations / config.seq_len)
     except Exception as error:  # a user's layer may fail in any way, and can still be trained
         layers = 2 * (parameters - tables)
         said = f"{type(error).__name__}: {error}"

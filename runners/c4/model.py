@@ -41,7 +41,7 @@ from mixers.attention_layer import AttentionLayer
 from mixers.base import Layer
 from mixers.models import LanguageModel
 from mixers.ops.numerics import product_dtype
-from mixers.options import override
+from mixers.options import option_of, override
 from mixers.registry import building, find_mixer
 from mixers.rt.layer import RecurrentTransformer
 from mixers.transformer import Transformer
@@ -72,9 +72,9 @@ def layer_of(config: Config, options: dict[str, Any]) -> tuple[type[Layer], Any]
             f"--parametrisation authors is defined for rt and transformer, not for {config.mixer}: leave it out"
         )
 
-    has_heads = "heads" in {field.name for field in fields(layer.Config)}
-    heads = {"heads": config.head_count()} if has_heads and "heads" not in options else {}
-    return layer, override(layer.Config, heads | options)
+    heads = [field.name for field in fields(layer.Config) if option_of(field.name) == "heads"]
+    by_size = {name: config.head_count() for name in heads if name not in options}
+    return layer, override(layer.Config, by_size | options)
 
 
 def padded_vocab(size: int) -> int:

@@ -86,10 +86,12 @@ def pretrain(
     The command ``python -m runners.c4`` with the same options trains the same run.
 
     Args:
-        mixer: layer to train: a registered name, ``package.module:Class``, or a class.
+        mixer: layer to train: a registered name, ``package.module:Class``, a class, or a stack such as
+            ``3*gated-deltanet+transformer``, repeated to the number of layers.
         preset: ``paper``, ``tiny``, which trains in two minutes on a CPU, ``ranking`` or ``30m``
             (``runners.c4.reference``).
-        mixer_options: options of the layer, such as ``{"block": 4}``; the number of heads is ``heads``.
+        mixer_options: options of the layer, such as ``{"block": 4}``, of a stack ``{"rt__block": 4}``; the number of
+            heads is ``heads``.
         progress: whether to print progress.
         **options: other attributes of ``runners.c4.config.Config``, such as ``layers``, ``data``, ``steps`` or ``lr``;
             ``data`` takes one path or several.

@@ -148,10 +148,11 @@ def study(
     >>> result = study("rt", "compression", lr=[1e-3], seeds=2, steps=2000, mixer_options={"heads": 8})
 
     Args:
-        mixer: registered name, ``package.module:Class``, or a class, also one that a notebook defines.
+        mixer: registered name, ``package.module:Class``, a stack such as ``3*gated-deltanet+transformer``, or a class,
+            also one that a notebook defines.
         task: registered name, ``package.module:Class``, or a class derived from ``tasks.base.Task``.
         preset: ``grid``, ``full``, ``quick`` or ``demo``.
-        mixer_options: settings of the layer, by the names of its ``Config``.
+        mixer_options: settings of the layer, by the names of its ``Config``; of a stack, ``transformer__heads``.
         task_options: settings of the task, by the names of its ``Config``.
         quiet: print nothing but warnings; ``Study.ranking`` returns the places.
         **options: fields of ``runners.mad.options.Options``, the options of the command.

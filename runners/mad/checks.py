@@ -7,10 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mixers.base import ContractError, Layer
+from mixers.base import ContractError, Layer, settled
 from mixers.contract import POSITIONS, check_foreign, differ, warn_unused
-from mixers.costs import count_parameters, parameters_of_one_and_two
-from mixers.models import LanguageModel
+from mixers.costs import count_model
 from mixers.named import is_path
 from mixers.origin import where
 from mixers.registry import building
@@ -78,13 +77,8 @@ def check_memory(experiment: Experiment, together: int, device: torch.device) ->
 
     count = experiment.runs_at_once(together, device)
     runs = f"{count} run{'s' * (count > 1)} of {experiment.label}"
-
-    def of_layers(layers: int) -> int:
-        of_shape = replace(shape, layers=layers)
-        return count_parameters(LanguageModel(experiment.layer, experiment.mixer_config, of_shape, vocab_size=1))
-
-    one, two = parameters_of_one_and_two(of_layers, experiment.mixer)
-    parameters = one + (shape.layers - 1) * (two - one) + 2 * (experiment.instance.vocab_size - 1) * shape.width
+    vocab_size = experiment.instance.vocab_size
+    parameters = count_model(experiment.layer, experiment.mixer_config, shape, vocab_size, experiment.mixer)
     fewer = ", --together" if count > 1 else ""
     require_memory(
         count * COPIES * 4 * parameters,
@@ -112,7 +106,7 @@ def check_layer(experiment: Experiment, device: torch.device) -> list[str]:
 
     def build() -> Layer:
         with building(mixer):
-            return experiment.build().stack[0]
+            return settled(experiment.layer(experiment.mixer_config, experiment.shape))
 
     with torch.random.fork_rng(devices=[]):
         build()

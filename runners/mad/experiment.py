@@ -17,11 +17,12 @@ from mixers.base import Layer, Shape
 from mixers.costs import Costs, costs
 from mixers.matching import FIGURES, count, match
 from mixers.models import BACKBONES, Backbone
-from mixers.named import is_path, text_of
+from mixers.named import is_path, members_of, text_of
 from mixers.ops.numerics import product_precision
 from mixers.options import override, switch, switched_off
 from mixers.registry import building, changed, find_mixer, variant_label
 from mixers.short_convolution import with_short_convolution
+from mixers.stack import StackLayer
 from mixers.transformer import Transformer
 from runners.device import find_devices
 from runners.mad.options import PRESETS, Options, preset_name
@@ -47,7 +48,7 @@ class LayerChoice:
     """A layer with the settings to build it.
 
     Attributes:
-        mixer: registered name, or ``package.module:Class``.
+        mixer: registered name, ``package.module:Class``, or a stack of such names.
         mixer_config: the layer's ``Config``.
         shape: widths and number of layers.
         short_convolution: positions that the convolution before each layer spans; 0 for none.
@@ -71,7 +72,7 @@ class LayerChoice:
 
     @property
     def costs(self) -> Costs:
-        """Costs of one layer.
+        """Costs of one layer, or of a whole stack.
 
         Raises:
             ValueError: the layer cannot be built.
@@ -233,12 +234,17 @@ def choose_layers(options: Options, values: dict[str, Any], say: Say) -> list[La
     Raises:
         ValueError: a layer is unknown, or cannot match the Transformer and is named.
     """
-    shape = Shape(width=options.width, mlp_width=options.mlp_width, layers=options.layers)
+    shape = Shape(width=options.width, mlp_width=options.mlp_width)
     size, figure = options.short_convolution, options.match
     configs = {mixer: find_mixer(mixer).Config for mixer in expand(options.mixer, MIXERS)}
     settings = applicable("mixer", values, configs, say)
     choices = [
-        LayerChoice(mixer=name, mixer_config=override(config, settings[name]), shape=shape, short_convolution=size)
+        LayerChoice(
+            mixer=name,
+            mixer_config=override(config, settings[name]),
+            shape=replace(shape, layers=options.layers or len(members_of(name))),
+            short_convolution=size,
+        )
         for name, config in configs.items()
     ]
     if figure is None:
@@ -261,14 +267,16 @@ def choose_layers(options: Options, values: dict[str, Any], say: Say) -> list[La
             matched.append(choice)
             continue
         try:
-            met, reached = match(figure, target, choice.layer, choice.mixer_config, shape)
+            # A whole stack meets as many Transformer layers as it has layers.
+            times = choice.shape.layers if issubclass(choice.layer, StackLayer) else 1
+            met, reached = match(figure, times * target, choice.layer, choice.mixer_config, choice.shape)
         except Exception as error:  # a user's layer may raise anything while it is counted
             if "all" not in options.mixer:
                 raise ValueError(f"--match {figure}: {choice.mixer}: {error}") from error
             say(f"left out: --match {figure}: {choice.mixer}: {error}")
             continue
         matched.append(replace(choice, shape=met))
-        difference = f"{abbreviated(reached)} {what}, {reached / target - 1:+.1%}"
+        difference = f"{abbreviated(reached)} {what}, {reached / (times * target) - 1:+.1%}"
         say(f"{choice.mixer}: width {met.width}, MLP {met.mlp_width}: {difference}")
     return matched
 

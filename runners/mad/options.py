@@ -61,7 +61,8 @@ class Options(Tracking):
     Name layers and tasks beside --help to see their options, too.
 
     Attributes:
-        mixer: layers to train: registered names, package.module:Class, or all.
+        mixer: layers to train: registered names, package.module:Class, stacks such as "3*gated-deltanet+transformer",
+            or all.
         task: tasks to train on: registered names, package.module:Class, or all.
         difficulty: baseline, all (every sweep of the task), or names such as vocab-size-32.
         preset: grid is the published grid; full is the reference protocol, that of the reference results: the wide grid
@@ -79,7 +80,7 @@ class Options(Tracking):
         evaluations: evaluations on the validation split during training.
         width: model width D.
         mlp_width: hidden width of the MLP.
-        layers: stacked layers.
+        layers: stacked layers; unless given, 1, or those of a stack such as "3*gated-deltanet+transformer".
         short_convolution: positions that a causal convolution before each layer spans; 0 for none.
         match: choose for every other layer the width that gives it the Transformer's parameters, state or FLOPs; state
             and FLOPs are counted at 128 positions, independent of the task's length.
@@ -114,7 +115,7 @@ class Options(Tracking):
     evaluations: int = Protocol.evaluations
     width: int = Shape.width
     mlp_width: int = Shape.mlp_width
-    layers: int = Shape.layers
+    layers: int | None = None
     short_convolution: int = 0
     match: Figure | None = None
     one_by_one: bool = False

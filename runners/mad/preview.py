@@ -42,10 +42,12 @@ def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
     if not fits(table, console):
         table = printed_table(["mixer", *headings, "family"], [row[:-1] for row in rows])
     console.print(table)
-    for shape in dict.fromkeys(choice.shape for choice in choices):
-        same = [choice.label for choice in choices if choice.shape == shape]
+    by_widths: dict[tuple[int, int], list[str]] = {}
+    for choice in choices:
+        by_widths.setdefault((choice.shape.width, choice.shape.mlp_width), []).append(choice.label)
+    for (width, mlp_width), same in by_widths.items():
         which = "" if len(same) == len(choices) else f"{', '.join(same)}: "
-        console.print(f"{which}width {shape.width}, MLP {shape.mlp_width}", soft_wrap=True)
+        console.print(f"{which}width {width}, MLP {mlp_width}", soft_wrap=True)
     console.print(FOOTNOTE)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import pandas as pd
 
 from mixers import MIXERS
+from mixers.named import members_of
 from runners import records
 
 ReferencePreset = Literal["full", "quick"]
@@ -24,7 +25,7 @@ class Entry:
 
     Attributes:
         name: name of the row and of its folder.
-        mixer: registered name of the layer.
+        mixer: registered name of the layer, or a stack of such layers.
         options: settings of the layer that differ from its defaults.
         layers: stacked layers.
     """
@@ -53,26 +54,42 @@ VARIANTS = (
     Entry(name="transformer-4-layers", mixer="transformer", layers=4),
 )
 
+STACKS = tuple(
+    Entry(name=name, mixer=name, layers=len(members_of(name)))
+    for name in (
+        *("transformer+rt", "2*rt"),
+        *("deltanet+transformer", "2*deltanet"),
+        *("mamba2+transformer", "2*mamba2"),
+        *("3*gated-deltanet+transformer", "4*gated-deltanet"),
+        *("3*kda+transformer", "4*kda"),
+    )
+    if MIXERS.keys() >= {*members_of(name)}
+)
+"""Stacks of different layers, each before its first layer in equal depth; two and four Transformer layers are above."""
+
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
         *(Entry(name=name, mixer=name) for name in FIRST[:2]),
         *VARIANTS,
         *(Entry(name=name, mixer=name) for name in (*FIRST[2:], *(name for name in MIXERS if name not in FIRST))),
+        *STACKS,
     )
 }
 """All rows by name, in the order in which they are trained."""
-LAYERS = tuple(entry for entry in ENTRIES.values() if entry.name == entry.mixer)
-"""The rows of the registered layers with their defaults, among which a layer is ranked."""
+LAYERS = tuple(ENTRIES[name] for name in ENTRIES if name in MIXERS)
+"""The rows of the registered layers with their defaults."""
+RANKED = tuple(entry for entry in ENTRIES.values() if not entry.options)
+"""The rows among which one's own layers are ranked, those of equal depth."""
 
 
 def file_of(folder: Path, preset: ReferencePreset, entry: Entry, task: str) -> Path:
     """Return the file of a row on a task, in the folder of all reference results."""
-    return (folder if preset == "full" else folder / preset) / entry.name / f"{task}.jsonl"
+    return (folder if preset == "full" else folder / preset) / entry.name.replace("*", "x") / f"{task}.jsonl"
 
 
 def load(name: str, tasks: Iterable[str]) -> pd.DataFrame | None:
-    """Return the records among which one's own layers are ranked: of all layers with their defaults, on some tasks.
+    """Return the records among which one's own are ranked: of all layers and stacks with their defaults, on some tasks.
 
     Args:
         name: ``shipped``, ``none`` or a folder of reference results.
@@ -90,7 +107,7 @@ def load(name: str, tasks: Iterable[str]) -> pd.DataFrame | None:
     folder = records.REFERENCE if name == "shipped" else Path(name)
     if not name or (name != "shipped" and not folder.is_dir()):
         raise ValueError(f"--reference {name} is no folder: give shipped, none, or a folder of reference results")
-    return load_rows(folder, get_args(ReferencePreset), LAYERS, tasks)
+    return load_rows(folder, get_args(ReferencePreset), RANKED, tasks)
 
 
 def load_rows(

@@ -342,7 +342,7 @@ def on_other_gpus(
 
     Classes of a notebook or a program are known to this process alone.
     """
-    only_here = any(name.startswith("__main__:") for e in experiments for name in (e.mixer, e.task))
+    only_here = any("__main__:" in name for e in experiments for name in (e.mixer, e.task))
     processes: list[BaseProcess] = []
     if not only_here and any(missing_runs(experiment, options) for experiment in experiments):
         context = multiprocessing.get_context("spawn")

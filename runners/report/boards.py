@@ -8,21 +8,24 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from statistics import fmean
 from typing import Any, Literal
 
 import pandas as pd
 
+from mixers import MIXERS
 from mixers.costs import LENGTHS
 from runners.mad.points import HALF, chosen, points
 from runners.mad.ranking import beside, place_of
+from runners.mad.rows import RANKED
 from runners.mad.tables import estimate
 from runners.report.ranks import Ranks, Values, mean_ranks, places
 from runners.tables import ordinal
 from tasks import TASKS
 
 Kind = Literal["layer", "variant", "own", "again"]
-"""A layer with its defaults, a variant of one, one's own layer, or one's own training of a layer of the project."""
+"""A layer with its defaults, a variant or a stack, one's own layer, or one's own training of the others, not ranked."""
 METRICS = ("sequence", "token")
 TITLES = {"full": "reference protocol", "quick": "quick preset"}
 """Boards by the preset of their reference results."""
@@ -183,8 +186,8 @@ def boards_of(reference: pd.DataFrame, own: pd.DataFrame) -> tuple[list[Board], 
     found: dict[str, list[Cell]] = {preset: [] for preset in TITLES}
     layers, reasons = set(reference["layer"]), list[str]()
     if len(own):
-        ranked = reference[reference["layer"] == reference["mixer"]]
-        rows, reasons = beside(own, ranked)
+        ranked = reference["layer"].isin([entry.name for entry in RANKED])
+        rows, reasons = beside(own, reference[ranked])
         rows = rows[rows["group"].notna()]
         presets = rows[~rows["own"]].groupby("group")["preset"].first()
         for point in rows[rows["own"]].to_dict("records"):
@@ -193,7 +196,7 @@ def boards_of(reference: pd.DataFrame, own: pd.DataFrame) -> tuple[list[Board], 
                 cell(
                     point,
                     point["label"] + YOURS * again,
-                    "again" if again else "own",
+                    "again" if again or point["layers"] > 1 else "own",
                     record=files[point["study"]].parents[1],
                     place=place_of(point),
                 )
@@ -203,6 +206,6 @@ def boards_of(reference: pd.DataFrame, own: pd.DataFrame) -> tuple[list[Board], 
     for point in chosen(points(reference)).to_dict("records"):
         name, preset = point["layer"], point["preset"]
         small = "" if preset == "full" else f" --preset {preset}"
-        command = f"python -m runners.mad.reference{small} --layers {name} --tasks {point['task']}"
-        found[preset].append(cell(point, name, "layer" if name == point["mixer"] else "variant", command=command))
+        command = f"python -m runners.mad.reference{small} --layers {quote(name)} --tasks {point['task']}"
+        found[preset].append(cell(point, name, "layer" if name in MIXERS else "variant", command=command))
     return [Board.of(preset, cells) for preset, cells in found.items() if cells], reasons

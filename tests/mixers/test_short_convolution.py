@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mixers import MIXERS
-from mixers.base import NO_RECURRENCE, Layer, Shape, State
+from mixers.base import Layer, Shape, State
 from mixers.costs import LENGTHS, Costs, costs
 from mixers.deep import DeepLayer
 from mixers.hyena import Hyena
@@ -121,6 +121,7 @@ def test_what_a_class_says_of_itself_is_what_the_layer_inside_says(name: str) ->
     assert (convolved.family, convolved.paper) == (plain.family, plain.paper)
     assert convolved.growth_period(config) == plain.growth_period(config)
     assert convolved.loop_period(config) == plain.loop_period(config)
+    assert convolved.remark(config, 1) == plain.remark(config, 1)
     assert convolved.plain_config(config) == plain.plain_config(config)
     assert issubclass(convolved, DeepLayer) == issubclass(plain, DeepLayer)
 
@@ -147,11 +148,3 @@ def test_a_layer_class_is_made_once_and_0_is_the_class_itself() -> None:
     assert with_short_convolution(Hyena, SIZE) is with_short_convolution(Hyena, SIZE)
     assert with_short_convolution(Hyena, 0) is Hyena
     assert (mixer_label("hyena", 0), mixer_label("hyena", SIZE)) == ("hyena", "hyena+conv3")
-
-
-def test_a_remark_of_the_layer_holds_with_the_convolution() -> None:
-    layer = MIXERS["rmt"]
-    convolved = with_short_convolution(layer, 4)
-    config = layer.Config(segment=8)
-    assert convolved.remark(config, 8) == NO_RECURRENCE
-    assert convolved.remark(config, 9) is None

@@ -1,7 +1,7 @@
 """Train the missing reference results, then write their overview.
 
     python -m runners.mad.reference                                  # every missing result, on all GPUs
-    python -m runners.mad.reference --layers rt transformer --tasks compression
+    python -m runners.mad.reference --layers rt "3*gated-deltanet+transformer" --tasks compression
     python -m runners.mad.reference --preset quick                   # the same for the preset quick of runners.mad
     python -m runners.mad.reference --overview                       # train nothing, write the overview
     python -m runners.mad.reference --dry-run                        # what is missing, and how long it takes

@@ -13,7 +13,7 @@ from runners.files import write_atomically
 from runners.mad.charts import draw_heat_map
 from runners.mad.points import chosen, points
 from runners.mad.ranking import TOKENS, intervals, mean_ranks
-from runners.mad.rows import ENTRIES, LAYERS, ReferencePreset, file_of, load_rows
+from runners.mad.rows import ENTRIES, LAYERS, STACKS, ReferencePreset, file_of, load_rows
 from runners.mad.tables import Row, estimate, in_order
 from tasks import TASKS
 
@@ -85,6 +85,14 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
     blocks = [[f"`{task}`", *(accuracy(name, task) for name in BLOCKS.values())] for task in TASKS]
     transformers = [f"Transformer, {n} layer{'s' * (n > 1)}" for n in range(1, len(DEPTHS) + 1)]
 
+    # Stacks beside others of their depth.
+    deep = [entry for entry in ENTRIES.values() if entry.layers in {stack.layers for stack in STACKS}]
+    stacks = [
+        [f"`{entry.name}`", str(entry.layers), *(accuracy(entry.name, task) for task in TASKS)]
+        for entry in sorted(deep, key=lambda entry: entry.layers)
+        if any((entry.name, task) in of for task in TASKS)
+    ]
+
     parts = [
         "# Reference results",
         f"Made by `{command}` from the files in this folder. Accuracies are token accuracies on the test split: means "
@@ -105,6 +113,12 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
         "Accuracy of RT against the length of its blocks. A block of 1 is the exact recurrence.",
         markdown(["task", *(f"block {block}" for block in BLOCKS)], blocks),
     ]
+    if any(entry.name in {name for name, _ in of} for entry in STACKS):
+        parts += [
+            "## Stacks",
+            "Stacks of different layers, beside layers of one kind of equal depth.",
+            markdown(["stack", "layers", *tasks], stacks),
+        ]
     return "\n\n".join(parts) + "\n"
 
 

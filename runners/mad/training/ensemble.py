@@ -148,12 +148,13 @@ class Ensemble:
         return loss_R
 
     def compile(self, inputs_RBT: Tensor, targets_RBT: Tensor) -> None:
-        """Compile the gradient for batches such as this one, unless kernels compute all of the layer."""
-        layer = type(self.model.stack[0])
-        if layer.compile_step:
+        """Compile the gradient for batches such as this one, unless kernels compute all of the layers."""
+        kinds = dict.fromkeys(type(layer) for layer in self.model.stack)
+        if any(kind.compile_step for kind in kinds):
             from runners.mad.training.compiled import compiled  # a GPU alone needs it
 
-            self.gradient = compiled(self._gradient, (self.params_RP, inputs_RBT, targets_RBT), layer.__name__)
+            name = "+".join(kind.__name__ for kind in kinds)
+            self.gradient = compiled(self._gradient, (self.params_RP, inputs_RBT, targets_RBT), name)
 
     def _gradient(self, params_RP: Tensor, inputs_RBT: Tensor, targets_RBT: Tensor) -> tuple[Tensor, Tensor]:
         """Return losses (R,) and their gradients (R, P)."""

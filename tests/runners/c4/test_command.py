@@ -47,13 +47,13 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_the_command_trains_plots_and_generates(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command.main([*words, "--mixer=rt", "--mixer.persistent-norm=False"])
+    command.main([*words, "--mixer=rt+transformer", "--mixer.rt.persistent-norm=False"])
     out = capsys.readouterr().out
     (folder,) = (tmp_path / "c4").iterdir()
     assert "validation cross-entropy" in out
     assert f"generate: python -m runners.c4 generate {folder} --prompt ..." in out
     assert len(list((tmp_path / "figures").glob("c4-*.png"))) == 1
-    assert read_json(folder / "run.json")["mixer_options"] == {"persistent_norm": False}
+    assert read_json(folder / "run.json")["mixer_options"] == {"rt__persistent_norm": False}
     command.main(["generate", str(folder), "--prompt", "kan lor", "--max-new-tokens", "5", "--device", "cpu"])
     assert "kan lor" in capsys.readouterr().out
 

@@ -22,14 +22,15 @@ def test_a_command_trains_tabulates_and_stores_and_trains_nothing_twice(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "a[bold]b[" / "c]"  # brackets are no markup
-    command = [*COMMAND, "--mixer", "rt", "transformer", "--seeds", "2", "--out", str(out)]
+    command = [*COMMAND, "--mixer", "rt", "lstm+transformer", "--seeds", "2", "--out", str(out)]
+    command += ["--mixer.transformer.heads", "2"]
     mad.main(command[2:])
     first = capsys.readouterr().out
     for expected in ("±", f"\nruns and diagnosis: {out}/studies; dashboard: optuna-dashboard {out}/optuna.journal\n"):
         assert expected in first
     assert len([*(out / "figures").glob("*.png")]) == 1
     studies = sorted((out / "studies").iterdir())
-    assert [path.name.split("-")[0] for path in studies] == ["rt", "transformer"]
+    assert [path.name.split("-")[0] for path in studies] == ["lstm+transformer", "rt"]
     runs = {f"lr0.001-wd0.0-seed{seed}" for seed in range(2)}
     for study in studies:
         assert {path.name for path in study.iterdir()} == {*runs, "diagnosis.json", "diagnosis.png"}

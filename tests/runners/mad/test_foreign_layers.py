@@ -408,7 +408,7 @@ def save_example(module: str, folder: Path) -> str:
     return f"{module}:{EXAMPLES[module]}"
 
 
-PACKAGES = {"with_config": [], "recurrent": ["torch.func.vmap cannot"], "with_rotary": [], "block": [], "hybrid": []}
+PACKAGES = {"with_config": [], "recurrent": ["torch.func.vmap cannot"], "with_rotary": [], "block": []}
 """Examples of docs/packages.md, with what is said of them."""
 
 

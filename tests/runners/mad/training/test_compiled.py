@@ -9,9 +9,10 @@ import torch
 import torch._inductor
 from torch import Tensor
 
-from mixers import MIXERS
+from mixers import MIXERS, find_mixer
 from mixers.base import Shape, log_once
 from mixers.models import LanguageModel
+from mixers.named import members_of
 from runners.mad.training.compiled import compiled
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
@@ -21,8 +22,8 @@ VOCABULARY = 16
 
 def ensemble(mixer: str, device: torch.device) -> tuple[Ensemble, Tensor, Tensor]:
     """Two runs of a layer, with inputs and targets."""
-    layer = MIXERS[mixer]
-    build = partial(LanguageModel, layer, layer.Config(), Shape(width=64, mlp_width=128), VOCABULARY)
+    layer, shape = find_mixer(mixer), Shape(width=64, mlp_width=128, layers=len(members_of(mixer)))
+    build = partial(LanguageModel, layer, layer.Config(), shape, VOCABULARY)
     runs = [Run(lr=1e-3, weight_decay=0.1, seed=seed) for seed in range(2)]
     generator = torch.Generator().manual_seed(0)
     inputs, targets = (torch.randint(VOCABULARY, (2, 4, 40), generator=generator).to(device) for _ in range(2))
@@ -30,7 +31,9 @@ def ensemble(mixer: str, device: torch.device) -> tuple[Ensemble, Tensor, Tensor
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("mixer", [name for name, layer in MIXERS.items() if layer.compile_step])
+@pytest.mark.parametrize(
+    "mixer", [*(name for name, layer in MIXERS.items() if layer.compile_step), "2*rt+gated-deltanet+transformer"]
+)
 def test_a_compiled_step_computes_what_the_plain_one_computes(mixer: str, caplog: pytest.LogCaptureFixture) -> None:
     """Losses and gradients, up to the rounding of bfloat16; and they repeat bitwise."""
     if not torch.cuda.is_available():
@@ -72,7 +75,7 @@ def test_without_a_compiler_a_step_is_plain(monkeypatch: pytest.MonkeyPatch, cap
 def test_the_record_of_a_step_computes_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """With TorchInductor left out: losses, gradients, and parameters that are not those of the record."""
     monkeypatch.setattr(torch._inductor, "compile", lambda graph, arguments: graph)
-    members, inputs, targets = ensemble("retnet", torch.device("cpu"))
+    members, inputs, targets = ensemble("retnet+transformer", torch.device("cpu"))
     record = compiled(members.gradient, (members.params_RP, inputs, targets), "retnet")
     assert record is not members.gradient
 
