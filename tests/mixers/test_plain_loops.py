@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from mixers import MIXERS
+from mixers.base import Layer
 from tests.mixers.plain import attention, recurrences
 from tests.mixers.plain.common import LENGTH, SHAPE, WIDTH, PlainForm
 
 FLOAT32 = 1e-5
 """Tolerance of layers that hold angles or decays in float32."""
+STEP = 1e-6
+"""Half the distance between the two points of a central difference."""
 
 
 class Case(NamedTuple):
@@ -53,19 +56,48 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_layer_equals_its_plain_form(case: Case) -> None:
-    # A layer whose parameters are away from their special starting values.
+def drawn(case: Case) -> tuple[Layer, Any]:
+    """A layer whose parameters are away from their special starting values, and its config."""
     torch.manual_seed(0)
     config = MIXERS[case.name].Config(**case.options)
     layer = MIXERS[case.name](config, SHAPE).double().requires_grad_(False)
     for parameter in layer.parameters():
         parameter += 0.2 * torch.randn_like(parameter)
+    return layer, config
 
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_layer_equals_its_plain_form(case: Case) -> None:
+    layer, config = drawn(case)
     x = np.random.default_rng(1).standard_normal((2, LENGTH, WIDTH))
     p = {key: value.numpy() for key, value in layer.state_dict().items()}
     want = np.stack([case.plain(p, config, sequence) for sequence in x])
     np.testing.assert_allclose(layer(torch.from_numpy(x)).numpy(), want, rtol=case.tolerance, atol=case.tolerance)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name != "transformer-xl"], ids=lambda case: case.name)
+def test_its_gradients_are_those_of_its_plain_form(case: Case) -> None:
+    """Along one direction in all parameters and inputs. Transformer-XL passes none to the segment before."""
+    layer, config = drawn(case)
+    generator = torch.Generator().manual_seed(2)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    point = {"x": normal(LENGTH, WIDTH), **dict(layer.named_parameters())}
+    along = {name: normal(*y.shape) for name, y in point.items()}
+    weights = normal(LENGTH, WIDTH)
+
+    # Central difference of the plain form.
+    ends = []
+    for step in (STEP, -STEP):
+        p = {name: (y + step * along[name]).numpy() for name, y in point.items()}
+        ends.append((weights.numpy() * case.plain(p, config, p.pop("x"))).sum())
+
+    leaves = [y.requires_grad_() for y in point.values()]
+    gradients = torch.autograd.grad((weights * layer(point["x"][None])[0]).sum(), leaves)
+    slope = sum(float((y * d).sum()) for y, d in zip(gradients, along.values(), strict=True))
+    assert slope == pytest.approx((ends[0] - ends[1]) / (2 * STEP), rel=1e-4)
 
 
 def test_every_layer_has_a_plain_form() -> None:
