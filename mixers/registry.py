@@ -17,6 +17,7 @@ from mixers.hyena import Hyena
 from mixers.linear_attention import LinearAttention
 from mixers.lru import LRU
 from mixers.lstm import LSTM
+from mixers.m2rnn import M2RNN
 from mixers.mamba import Mamba
 from mixers.mamba2 import Mamba2
 from mixers.named import Kind, find_class, name_of
@@ -29,6 +30,7 @@ from mixers.rwkv import RWKV6, RWKV7
 from mixers.s5 import S5
 from mixers.short_convolution import mixer_label
 from mixers.sliding_attention import SlidingAttention
+from mixers.slstm import SLSTM
 from mixers.staircase import Staircase
 from mixers.transformer import Transformer
 from mixers.transformer_fam import TransformerFAM
@@ -54,6 +56,8 @@ MIXERS: dict[str, type[Layer]] = {
     "mamba": Mamba,
     "mamba2": Mamba2,
     "lstm": LSTM,
+    "slstm": SLSTM,
+    "m2rnn": M2RNN,
     "lru": LRU,
     "hyena": Hyena,
 }

@@ -47,6 +47,8 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
     "rwkv7": [{}, {"negative_eigenvalues": True}],
     "mamba": [{}, {"expand": 1, "state_size": 3, "convolution": 1}],
     "s5": [{}, {"state_size": 2}],
+    "slstm": [{}, {"heads": 2, "convolution": 1}],
+    "m2rnn": [{}, {"heads": 2, "key_size": 16}],
     "lru": [{}, {"state_size": 3, "r_min": 0.9, "r_max": 0.99, "max_phase": 0.3}],
     "hyena": [{}, {"order": 3, "convolution": 1, "bands": 2, "reach": 5, "frequency": 10.0}],
 }

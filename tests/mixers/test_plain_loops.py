@@ -50,6 +50,8 @@ CASES = [
     Case("mamba", recurrences.mamba, {"state_size": 3}),
     Case("mamba2", recurrences.mamba2, {"heads": 2, "state_size": 3}),
     Case("lstm", recurrences.lstm),
+    Case("slstm", recurrences.slstm, {"heads": 2}),
+    Case("m2rnn", recurrences.m2rnn, {"heads": 2, "key_size": 3}),
     Case("lru", recurrences.lru, {"state_size": 5}),
     Case("hyena", recurrences.hyena, {"order": 2, "reach": 20}),
     Case("hyena", recurrences.hyena, {"order": 3, "bands": 3, "filter_width": 6}),
