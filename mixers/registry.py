@@ -21,6 +21,7 @@ from mixers.kda import KimiDeltaAttention
 from mixers.linear_attention import LinearAttention
 from mixers.lru import LRU
 from mixers.lstm import LSTM
+from mixers.m2rnn import M2RNN
 from mixers.mamba import Mamba
 from mixers.mamba2 import Mamba2
 from mixers.mamba3 import Mamba3
@@ -35,6 +36,7 @@ from mixers.rwkv import RWKV6, RWKV7
 from mixers.s5 import S5
 from mixers.short_convolution import mixer_label
 from mixers.sliding_attention import SlidingAttention
+from mixers.slstm import SLSTM
 from mixers.stack import stack_of
 from mixers.staircase import Staircase
 from mixers.transformer import Transformer
@@ -67,6 +69,8 @@ MIXERS: dict[str, type[Layer]] = {
     "mamba2": Mamba2,
     "mamba3": Mamba3,
     "lstm": LSTM,
+    "slstm": SLSTM,
+    "m2rnn": M2RNN,
     "lru": LRU,
     "hyena": Hyena,
 }

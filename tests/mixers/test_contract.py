@@ -52,6 +52,8 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
     "deltaproduct": [{}, {"householders": 3, "gated": False, "negative_eigenvalues": False}],
     "mamba": [{}, {"expand": 1, "state_size": 3, "convolution": 1}],
     "s5": [{}, {"state_size": 2}],
+    "slstm": [{}, {"heads": 2, "convolution": 1}],
+    "m2rnn": [{}, {"heads": 2, "key_size": 16}],
     "lru": [{}, {"state_size": 3, "r_min": 0.9, "r_max": 0.99, "max_phase": 0.3}],
     "hyena": [{}, {"order": 3, "convolution": 1, "bands": 2, "reach": 5, "frequency": 10.0}],
 }

@@ -77,6 +77,8 @@ class GPUOnly(Fused):
         ("retnet", {"heads": HEADS}, lambda n: WIDTH**2 // HEADS + 1),  # and the position
         ("gla", {"heads": HEADS}, lambda n: WIDTH**2 // (2 * HEADS)),  # keys of half the width
         ("lstm", {}, lambda n: 2 * WIDTH),
+        ("slstm", {"heads": HEADS}, lambda n: 6 * WIDTH),  # half of it the newest inputs of the convolution
+        ("m2rnn", {"heads": HEADS, "key_size": 5}, lambda n: 5 * WIDTH + 3 * (2 * 5 + WIDTH)),
         ("lru", {"state_size": 24}, lambda n: 2 * 24),  # complex numbers
         ("sliding-attention", {"heads": HEADS, "window": 6}, lambda n: 2 * min(n, 6) * WIDTH),
     ],
@@ -134,8 +136,16 @@ def test_flops_of_the_transformer_include_the_whole_square_of_attention(heads: i
     assert count_flops(build("transformer", heads=heads), length) == length * PROJECTIONS + 4 * length**2 * WIDTH
 
 
-def test_flops_of_the_lstm() -> None:
-    assert count_flops(build("lstm"), 10) == 10 * 2 * (9 * WIDTH**2 + 2 * WIDTH * HIDDEN)
+@pytest.mark.parametrize(
+    ("name", "values", "products"),
+    [
+        ("lstm", {}, 9 * WIDTH**2),
+        ("slstm", {"heads": HEADS}, 8 * WIDTH**2 // HEADS),
+        ("m2rnn", {"heads": HEADS, "key_size": 5}, WIDTH * (10 + 3 * WIDTH + HEADS) + 5 * WIDTH * (WIDTH // HEADS + 1)),
+    ],
+)
+def test_flops_of_recurrent_nets(name: str, values: dict[str, object], products: int) -> None:
+    assert count_flops(build(name, **values), 10) == 10 * 2 * (products + 2 * WIDTH * HIDDEN)
 
 
 @pytest.mark.parametrize("product", [torch.matmul, partial(torch.einsum, "btd,de->bte")])
@@ -162,7 +172,10 @@ def test_flops_of_the_recurrent_transformer_hardly_depend_on_the_implementation(
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    [("rt", {}), ("rt", {"block": 3}), ("rt", {"block": 50}), ("feedback-transformer", {}), ("lstm", {})],
+    [
+        *(("rt", values) for values in ({}, {"block": 3}, {"block": 50})),
+        *((name, {}) for name in ("feedback-transformer", "lstm", "slstm", "m2rnn")),
+    ],
 )
 def test_flops_that_follow_from_short_sequences_are_those_of_the_long_one(name: str, values: dict[str, object]) -> None:
     layer = build(name, **values, **({"implementation": "naive"} if name == "rt" else {}))

@@ -16,6 +16,7 @@ from tests.mixers.plain.common import LENGTH, SHAPE, WIDTH, Array, Parameters, P
 
 FLOAT32 = 1e-5
 """Tolerance of layers that hold angles or decays in float32."""
+"""Half the distance between the two points of a central difference."""
 
 
 class Case(NamedTuple):
@@ -59,6 +60,8 @@ CASES = [
     Case("mamba3", recurrences.mamba3, {"heads": 2, "state_size": 8}),
     Case("mamba3", recurrences.mamba3, {"heads": 2, "state_size": 6, "rotated": 1.0, "rank": 3}),
     Case("lstm", recurrences.lstm),
+    Case("slstm", recurrences.slstm, {"heads": 2}),
+    Case("m2rnn", recurrences.m2rnn, {"heads": 2, "key_size": 3}),
     Case("lru", recurrences.lru, {"state_size": 5}),
     Case("hyena", recurrences.hyena, {"order": 2, "reach": 20}),
     Case("hyena", recurrences.hyena, {"order": 3, "bands": 3, "filter_width": 6}),

@@ -1,4 +1,4 @@
-"""State-space layers, LSTM and Hyena against independent statements of what they compute."""
+"""State-space layers, recurrent nets and Hyena against independent statements of what they compute."""
 
 import math
 from collections.abc import Callable
@@ -12,19 +12,24 @@ from mixers.base import Layer, Shape
 from mixers.hyena import Hyena
 from mixers.lru import LRU
 from mixers.lstm import LSTM
+from mixers.m2rnn import M2RNN
 from mixers.mamba import Mamba
 from mixers.ops.convolution import DIRECT, direct_convolution, fft_convolution
+from mixers.ops.m2rnn import m2rnn_step
 from mixers.ops.selective_scan import naive_scan
+from mixers.ops.slstm import slstm
 from mixers.parts import MixerLayer
 from mixers.s5 import S5, hippo_normal
+from mixers.slstm import SLSTM
 
 SHAPE = Shape(width=6, mlp_width=12)
-LAYERS: list[type[MixerLayer]] = [Mamba, S5, LRU, LSTM, Hyena]
+LAYERS: list[type[MixerLayer]] = [Mamba, S5, LRU, LSTM, SLSTM, M2RNN, Hyena]
 
 
 def build(layer: type[MixerLayer], **values: object) -> MixerLayer:
     torch.manual_seed(0)
-    return layer(layer.Config(**values), SHAPE).double()
+    heads = {"heads": 2} if hasattr(layer.Config, "heads") else {}
+    return layer(layer.Config(**heads | values), SHAPE).double()
 
 
 def normal(*shape: int, seed: int = 1) -> Tensor:
@@ -46,6 +51,41 @@ def test_lstm_opens_its_forget_gates_at_the_start() -> None:
     _, after = layer.mix_one(torch.zeros(1, 6).double(), state)
     torch.testing.assert_close(after["c"], 0.3 * torch.sigmoid(torch.ones(1, 6).double()))
     torch.testing.assert_close(after["h"], 0.5 * after["c"].tanh())
+
+
+def test_slstm_starts_without_recurrent_weights_and_with_forget_gates_from_open_to_shut() -> None:
+    layer = build(SLSTM)
+    assert not layer.recurrent_HGK.any()
+    i_HK, f_HK, z_HK, o_HK = layer.bias.view(2, 4, 3).unbind(1)
+    assert not torch.cat([i_HK, z_HK, o_HK]).any()
+    torch.testing.assert_close(f_HK, torch.tensor([5.0, 5 - 12 * 0.5**0.3, -7.0]).expand(2, 3).double())
+
+
+def test_slstm_gives_gates_of_any_size_their_share_of_the_past() -> None:
+    """exp(±500) overflows float32; what the larger input gate has written remains."""
+    layer = build(SLSTM).float()
+    inputs_HBTG = torch.zeros(2, 1, 2, 12)
+    inputs_HBTG[0, :, 0, :3], inputs_HBTG[1, :, :, :3] = 500, torch.tensor([-500.0, 500.0])[:, None]
+    inputs_HBTG[:, :, :, 6:9] = torch.tensor([1.0, -1.0])[:, None]
+    h_HBTK = slstm(inputs_HBTG, layer.recurrent_HGK, torch.zeros(2, 12))
+    for head, written in enumerate((1.0, -1.0)):
+        torch.testing.assert_close(h_HBTK[head, 0, 1], torch.full((3,), 0.5 * math.tanh(written)))
+
+
+def test_m2rnn_starts_with_the_identity_and_adds_to_its_state_what_tanh_leaves_of_it() -> None:
+    """From a state S, with nothing written, S becomes f S + (1 - f) tanh(S)."""
+    layer = build(M2RNN, key_size=4)
+    S = normal(1, 2, 4, 3)
+    y, after = m2rnn_step(
+        S,
+        *torch.ones(2, 1, 4).double(),
+        torch.zeros(1, 2, 3).double(),
+        torch.tensor([[0.25, 1.0]]).double(),
+        layer.state_HVV,
+    )
+    torch.testing.assert_close(after[0, 0], 0.25 * S[0, 0] + 0.75 * S[0, 0].tanh())
+    torch.testing.assert_close(after[0, 1], S[0, 1])
+    torch.testing.assert_close(y, after.sum(2))
 
 
 def test_lru_is_a_loop_over_complex_numbers() -> None:
@@ -262,6 +302,8 @@ def test_recurrences_keep_float32_under_autocast(layer: type[MixerLayer]) -> Non
         (LRU, {"state_size": 0}, "state_size: 0 must be at least 1"),
         (LRU, {"r_min": 0.9, "r_max": 0.5}, "choose 0 <= r_min < r_max <= 1"),
         (LRU, {"max_phase": 0.0}, "max_phase: 0.0 must be positive"),
+        (SLSTM, {"heads": 6}, "heads: 6 leave heads of size 1, whose norm is always 0"),
+        (M2RNN, {"heads": 2, "key_size": 0}, "key_size: 0 must be at least 1"),
         (Hyena, {"order": 1}, "order: 1 must be at least 2"),
         (Hyena, {"reach": 0}, "reach: 0 must be at least 1"),
         (Hyena, {"frequency": 0.0}, "frequency: 0.0 must be greater than 0"),

@@ -47,8 +47,8 @@ def test_an_unknown_option_is_one_line_that_lists_the_known_ones() -> None:
 def test_a_layer_that_cannot_be_built_is_named() -> None:
     with pytest.raises(ValueError, match="cannot build mixer 'rt': heads: 3 must divide the model width 128"):
         build("rt", heads=3)
-    with pytest.raises(ValueError, match="no mixer 'rnn': choose from transformer, "):
-        build("rnn")
+    with pytest.raises(ValueError, match="no mixer 'perceptron': choose from transformer, "):
+        build("perceptron")
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,13 @@ PINNED_BYTES = 131072
 
 
 @triton.jit
-def _tanh(y: tl.tensor):
+def tanh(y: tl.tensor):
     """Hyperbolic tangent."""
     return 2.0 * tl.sigmoid(2.0 * y) - 1.0
 
 
 @triton.jit
-def _rows(B: tl.tensor, T: tl.tensor, D: tl.constexpr, M: tl.constexpr):
+def sequences(B: tl.tensor, T: tl.tensor, D: tl.constexpr, M: tl.constexpr):
     """Run, offsets of the sequences in tensors of D and of 4D channels, and whether they belong to the batch."""
     run = tl.program_id(1).to(tl.int64)
     sequence_M = tl.program_id(0) * M + tl.arange(0, M)
@@ -51,13 +51,13 @@ def _rows(B: tl.tensor, T: tl.tensor, D: tl.constexpr, M: tl.constexpr):
 
 
 @triton.jit
-def _four(ptrs: tl.tensor, D: tl.constexpr):
+def four(ptrs: tl.tensor, D: tl.constexpr):
     """Load the values of the four gates."""
     return tl.load(ptrs), tl.load(ptrs + D), tl.load(ptrs + 2 * D), tl.load(ptrs + 3 * D)
 
 
 @triton.jit
-def _weights(w_ptr: tl.tensor, D: tl.constexpr, PINNED: tl.constexpr, TRANSPOSED: tl.constexpr):
+def four_weights(w_ptr: tl.tensor, D: tl.constexpr, PINNED: tl.constexpr, TRANSPOSED: tl.constexpr):
     """Weights of the four gates for ``product``, if they stay on the chip."""
     wi_DD = square(w_ptr, D, 0, D, TRANSPOSED) if PINNED else 0
     wf_DD = square(w_ptr + D * D, D, 0, D, TRANSPOSED) if PINNED else 0
@@ -90,21 +90,21 @@ def lstm_fwd_kernel(
        d. compute the outputs: h = sigmoid(o) tanh(c); write both.
     """
     # 1. Sequences, weights and biases.
-    run, at_MD, at_MG, live_M1 = _rows(B, T, D, M)
+    run, at_MD, at_MG, live_M1 = sequences(B, T, D, M)
     dtype = h_ptr.dtype.element_ty
     w_ptr += run * 4 * D * D
-    wi_DD, wf_DD, wg_DD, wo_DD = _weights(w_ptr, D, PINNED, True)
-    bi_D, bf_D, bg_D, bo_D = _four(bias_ptr + run * 4 * D + tl.arange(0, D), D)
+    wi_DD, wf_DD, wg_DD, wo_DD = four_weights(w_ptr, D, PINNED, True)
+    bi_D, bf_D, bg_D, bo_D = four(bias_ptr + run * 4 * D + tl.arange(0, D), D)
 
     # 1. Inputs of the first position, and the initial state.
-    inputs = _four(inputs_ptr + at_MG, D)
+    inputs = four(inputs_ptr + at_MG, D)
     c_MD = tl.zeros([M, D], tl.float32)
     h_MD = tl.zeros([M, D], dtype)
 
     for t in tl.range(T, num_stages=1):
         # 2a. Inputs.
         xi_MD, xf_MD, xg_MD, xo_MD = inputs
-        inputs = _four(inputs_ptr + at_MG + tl.minimum(t + 1, T - 1) * 4 * D, D)
+        inputs = four(inputs_ptr + at_MG + tl.minimum(t + 1, T - 1) * 4 * D, D)
 
         # 2b. Gates.
         i_MD = product(h_MD, xi_MD.to(tl.float32) + bi_D[None, :], w_ptr, wi_DD, D, PINNED, True)
@@ -118,11 +118,11 @@ def lstm_fwd_kernel(
         tl.store(gates_ptrs + 3 * D, o_MD.to(dtype), live_M1)
 
         # 2c. Cells.
-        c_MD = tl.sigmoid(f_MD) * c_MD + tl.sigmoid(i_MD) * _tanh(g_MD)
+        c_MD = tl.sigmoid(f_MD) * c_MD + tl.sigmoid(i_MD) * tanh(g_MD)
         tl.store(c_ptr + at_MD + t * D, c_MD.to(dtype), live_M1)
 
         # 2d. Outputs.
-        h_MD = (tl.sigmoid(o_MD) * _tanh(c_MD)).to(dtype)
+        h_MD = (tl.sigmoid(o_MD) * tanh(c_MD)).to(dtype)
         tl.store(h_ptr + at_MD + t * D, h_MD, live_M1)
 
 
@@ -138,7 +138,7 @@ def _bwd_inputs(
 ):
     """Gradient of the outputs at position t, the gates there, and the cells before it."""
     dh_MD = tl.load(dh_ptr + at_MD + t * D)
-    i_MD, f_MD, g_MD, o_MD = _four(gates_ptr + at_MG + t * 4 * D, D)
+    i_MD, f_MD, g_MD, o_MD = four(gates_ptr + at_MG + t * 4 * D, D)
     before_MD = tl.load(c_ptr + at_MD + tl.maximum(t - 1, 0) * D)
     return dh_MD, i_MD, f_MD, g_MD, o_MD, before_MD
 
@@ -170,10 +170,10 @@ def lstm_bwd_kernel(
     3. Write the sums for the biases.
     """
     # 1. Sequences and weights.
-    run, at_MD, at_MG, live_M1 = _rows(B, T, D, M)
+    run, at_MD, at_MG, live_M1 = sequences(B, T, D, M)
     dtype = c_ptr.dtype.element_ty
     w_ptr += run * 4 * D * D
-    wi_DD, wf_DD, wg_DD, wo_DD = _weights(w_ptr, D, PINNED, False)
+    wi_DD, wf_DD, wg_DD, wo_DD = four_weights(w_ptr, D, PINNED, False)
 
     # 1. What the last position reads, and what is after it.
     inputs = _bwd_inputs(dh_ptr, gates_ptr, c_ptr, at_MD, at_MG, T - 1, D)
@@ -198,9 +198,9 @@ def lstm_bwd_kernel(
         # 2c. Activations.
         i_MD = tl.sigmoid(i_MD.to(tl.float32))
         f_MD = tl.sigmoid(f_MD.to(tl.float32))
-        g_MD = _tanh(g_MD.to(tl.float32))
+        g_MD = tanh(g_MD.to(tl.float32))
         o_MD = tl.sigmoid(o_MD.to(tl.float32))
-        tanh_MD = _tanh(c_MD)
+        tanh_MD = tanh(c_MD)
 
         # 2c. Gradients of cells and gates.
         dc_MD += dh_MD * o_MD * (1.0 - tanh_MD * tanh_MD)
@@ -251,7 +251,7 @@ def lstm_method(dtype: torch.dtype) -> Method:
     def forward(inputs: Tensor, recurrent: Tensor, bias: Tensor) -> tuple[Tensors, Tensors]:
         inputs, w, bias = inputs.to(dtype).contiguous(), recurrent.to(dtype).contiguous(), bias.contiguous()
         R, B, T, _ = inputs.shape
-        programs, settings = _settings(R, B, w)
+        programs, settings = tiles(R, B, w)
 
         h, c = (inputs.new_empty(R, B, T, w.shape[-1]) for _ in range(2))
         gates = torch.empty_like(inputs)
@@ -262,7 +262,7 @@ def lstm_method(dtype: torch.dtype) -> Method:
         dh, h, gates, c = (y.contiguous() for y in (*gradients, *outputs, *saved))
         w = tensors[1].to(dtype).contiguous()
         R, B, T, D = h.shape
-        programs, settings = _settings(R, B, w)
+        programs, settings = tiles(R, B, w)
 
         dgates = torch.empty_like(gates)
         dbias = dh.new_empty(R, programs, 4 * D, dtype=torch.float32)
@@ -275,7 +275,7 @@ def lstm_method(dtype: torch.dtype) -> Method:
     return Method(forward, backward)
 
 
-def _settings(R: int, B: int, w: Tensor) -> tuple[int, dict[str, Any]]:
+def tiles(R: int, B: int, w: Tensor) -> tuple[int, dict[str, Any]]:
     """Programs of a run, and compile-time settings.
 
     Tiles of 16 sequences are the fastest while every program has a multiprocessor. Tiles of 32 leave no registers for

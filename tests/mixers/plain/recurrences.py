@@ -42,7 +42,7 @@ def head(y: Array, h: int, heads: int) -> Array:
 def head_norm(p: Parameters, o: Array, heads: int, eps: float) -> Array:
     """Each head minus its mean, over its standard deviation; then gains and biases of the channels."""
     normed = [(y - y.mean()) / np.sqrt(y.var() + eps) for y in np.split(o, heads)]
-    return p["norm.weight"] * np.concatenate(normed) + p["norm.bias"]
+    return p["norm.weight"] * np.concatenate(normed) + p.get("norm.bias", 0)
 
 
 def convolve(p: Parameters, x: Array) -> Array:
@@ -392,6 +392,46 @@ def lstm(p: Parameters, config: Any, x: Array) -> Array:
         c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
         h = sigmoid(o) * np.tanh(c)
         y[t] = p["out.weight"] @ h
+    return y
+
+
+@in_its_layer
+def slstm(p: Parameters, config: Any, x: Array) -> Array:
+    """Beck et al. 2024, equations 8 to 17: c and n over exp(m), where m is the maximum of the logarithms of f and i."""
+    heads, y, convolved = config.heads, np.zeros_like(x), silu(convolve(p, x))
+    c, n, m, h = np.zeros(WIDTH), np.zeros(WIDTH), np.full(WIDTH, -np.inf), np.zeros(WIDTH)
+    for t in range(LENGTH):
+        for j in range(heads):
+            W, R, b = p["input_HGK"][j], p["recurrent_HGK"][j], head(p["bias"], j, heads)
+            c_j, n_j, m_j, h_j = (head(f, j, heads) for f in (c, n, m, h))
+            x_j, convolved_j, size = head(x[t], j, heads), head(convolved[t], j, heads), WIDTH // heads
+            gates = np.concatenate([W[: 2 * size] @ convolved_j, W[2 * size :] @ x_j]) + R @ h_j + b
+            i, f, z, o = np.split(gates, 4)
+            scale = np.maximum(np.log(sigmoid(f)) + m_j, i)
+            forget, write = sigmoid(f) * np.exp(m_j - scale), np.exp(i - scale)
+            c_j[:] = forget * c_j + write * np.tanh(z)
+            n_j[:] = forget * n_j + write
+            m_j[:], h_j[:] = scale, sigmoid(o) * c_j / n_j
+        y[t] = head_norm(p, h, heads, 1e-5)
+    return y
+
+
+@in_its_layer
+def m2rnn(p: Parameters, config: Any, x: Array) -> Array:
+    """Mishra et al. 2026: S = f S + (1 - f) tanh(S W + k v^T), y = S^T q + D v; q and k of all heads."""
+    heads, keys, y = config.heads, config.key_size, np.zeros_like(x)
+    projected = x @ p["inputs.weight"].T
+    convolved = silu(convolve(p, projected[:, : 2 * keys + WIDTH]))
+    S = np.zeros((heads, keys, WIDTH // heads))
+    for t in range(LENGTH):
+        q, k, v = np.split(convolved[t], [keys, 2 * keys])
+        step, gate = np.split(projected[t, 2 * keys + WIDTH :], [heads])
+        f, o = np.exp(-np.exp(p["decay.log_rate_H"]) * softplus(step + p["decay.bias_H"])), np.zeros(WIDTH)
+        for h in range(heads):
+            new = np.tanh(S[h] @ p["state_HVV"][h] + np.outer(k, head(v, h, heads)))
+            S[h] = f[h] * S[h] + (1 - f[h]) * new
+            head(o, h, heads)[:] = S[h].T @ q
+        y[t] = p["out.weight"] @ rms((o + p["skip_D"] * v) * silu(gate), p["norm.gain"])
     return y
 
 
