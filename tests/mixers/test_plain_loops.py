@@ -16,7 +16,6 @@ from tests.mixers.plain.common import LENGTH, SHAPE, WIDTH, Array, Parameters, P
 
 FLOAT32 = 1e-5
 """Tolerance of layers that hold angles or decays in float32."""
-"""Half the distance between the two points of a central difference."""
 
 
 class Case(NamedTuple):
