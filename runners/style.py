@@ -85,7 +85,7 @@ def layer_of(label: str) -> str | None:
 def style_of(label: str) -> Style:
     """Return the style of a label's layer; a layer that is not registered is somebody's own."""
     if STACK.match(label):
-        return Style(color=FAMILIES["stack"], marker="X")
+        return Style(color=FAMILIES["stack"], marker="s")
     name = layer_of(label)
     if name is None:
         return Style(color=OWN, marker="*")

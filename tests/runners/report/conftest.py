@@ -16,13 +16,14 @@ LAYERS = {"rt": 0.9, "transformer": 0.5, "deltanet": 0.7}
 
 @pytest.fixture(scope="session")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of three layers on three tasks, a variant, a language model of each, and a study of one's own."""
+    """Three layers on three tasks, a variant, a stack, a language model of each layer, and a study of one's own."""
     folder = tmp_path_factory.mktemp("results")
     for task in TASKS:
         for row, y in LAYERS.items():
             write_cell(folder, cell(row, task, [y, y + 0.05]))
             write_cell(folder, cell(row, task, [y, y], preset="quick", difficulty="quick", steps=50))
         write_cell(folder, cell("rt-block-4", task, [0.99, 0.99], mixer="rt", best=5e-3))
+        write_cell(folder, cell("transformer+rt", task, [0.99, 0.99], layers=2))
     for row, y in LAYERS.items():
         write_model(folder / "reference" / "language-models", row, 4 - y)
         write_model(folder / "reference" / "language-models" / "rt-against-transformer", row, 3 - y)

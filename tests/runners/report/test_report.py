@@ -78,8 +78,8 @@ def test_each_page_is_one_file_that_loads_nothing_and_has_every_id_once(pages: P
 
 def test_figures_of_the_leaderboard_are_those_of_the_records(pages: Path, results: Path) -> None:
     rows = rows_of(pages / "index.html")
-    assert [*rows] == ["rt", "deltanet", "transformer", "my_layer:MyLayer", "rt-block-4"]
-    for row in (*LAYERS, "rt-block-4"):
+    assert [*rows] == ["rt", "deltanet", "transformer", "my_layer:MyLayer", "rt-block-4", "transformer+rt"]
+    for row in (*LAYERS, "rt-block-4", "transformer+rt"):
         table = records.load(results / "reference" / row / "parity.jsonl")
         chosen = table[table["test.token_accuracy"].notna()]
         (shown,) = re.findall(r'data-task="parity" data-sequence="([^"]+)" data-token="([^"]+)"', rows[row])
