@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Iterable
 from statistics import fmean
 
+import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
@@ -58,42 +59,57 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
         ``edge``: ``smallest`` or ``largest`` for a chosen point with the smallest or largest learning rate of its
         study, unless it reaches the ceiling; else None.
     """
-    table = table.drop_duplicates([*POINT, "seed"], ignore_index=True)
-    names = [*dict.fromkeys([*FIGURES, *(name for name in table if "." in str(name))])]
-    keys = [table[name] for name in POINT]
-    converged = table["diverged_step"].isna()
+    figures = [*dict.fromkeys([*FIGURES, *(name for name in table if "." in str(name))])]
+    constant = [name for name in table if name not in {*POINT, *OF_A_RUN, *figures}]
+    columns = {name: table[name].tolist() for name in table}  # of small groups, lists take a tenth of pandas' time
 
-    # Means and intervals, where no seed lacks a figure.
-    seeds = table["seed"].groupby(keys, sort=False).agg(sorted)
-    count = seeds.map(len).astype(float)
-    figures = table.reindex(columns=names).astype(float).where(converged, axis=0).groupby(keys, sort=False)
-    whole = figures.count().eq(count, axis=0)
-    means = figures.mean().where(whole)
-    widths = figures.std().mul(stdtrit(count - 1, 0.975) / count**0.5, axis=0).where(whole).add_suffix(HALF)
-
-    # A row for each point.
-    others = pd.DataFrame({"diverged": ~converged, "seconds": table["seconds"] / table["together"]})
-    constant = table.drop_duplicates(POINT).drop(columns=[*OF_A_RUN, *names], errors="ignore").set_index(POINT)
-    sums = others.groupby(keys, sort=False).sum()
-    found = pd.concat([constant, seeds.rename("seeds"), sums, means, widths], axis=1).reset_index()
+    # Figures of each run, and the runs of each point by their seeds; a run that is read twice counts once.
+    diverged = table["diverged_step"].notna().to_numpy()
+    of_runs = np.array([columns.get(name, [math.nan] * len(table)) for name in figures], dtype=float)
+    of_runs[:, diverged] = math.nan
+    runs: dict[tuple[str, float, float], dict[int, int]] = {}
+    for i, (*point, seed) in enumerate(zip(*(columns[name] for name in (*POINT, "seed")), strict=True)):
+        runs.setdefault(tuple(point), {}).setdefault(seed, i)
 
     # The choice of each study.
-    grids, choices = {}, {}
-    for study, of_study in table.groupby("study", sort=False):
-        grids[study] = tuple(sorted({*zip(of_study["lr"], of_study["weight_decay"], strict=True)}))
-        choices[study] = study, *(choose(of_study) or ())
-    found["grid"] = found["study"].map(grids)
-    found["chosen"] = [choices[point[0]] == point for point in zip(*(found[name] for name in POINT), strict=True)]
+    scores = of_runs[figures.index(CRITERION)]
+    if "stored_choice" in columns:
+        scores = np.where(columns["stored_choice"], scores, math.nan)
+    studies: dict[str, dict[GridPoint, dict[int, float]]] = {}
+    for (study, lr, weight_decay), of_seeds in runs.items():
+        studies.setdefault(study, {})[lr, weight_decay] = {seed: float(scores[i]) for seed, i in of_seeds.items()}
+    choices = {study: _best(of_study) for study, of_study in studies.items()}
 
-    # Whether it is at an end of the grid.
-    rates = found.groupby("study")["lr"]
-    least, most = rates.transform("min"), rates.transform("max")
-    ceiling = found["ceiling"].map(lambda ceiling: ceiling["token"])
-    is_open = found["chosen"] & (found["validation.token_accuracy"] < ceiling - SATURATED) & (least < most)
-    found["edge"] = pd.Series([None] * len(found), dtype=object)
-    found.loc[is_open & (found["lr"] == least), "edge"] = "smallest"
-    found.loc[is_open & (found["lr"] == most), "edge"] = "largest"
-    return found
+    # A row for each point.
+    found, edges = [], []
+    for (study, lr, weight_decay), of_seeds in runs.items():
+        members, count, grid = [*of_seeds.values()], len(of_seeds), tuple(sorted(studies[study]))
+        of_point, half = of_runs[:, members], np.full(len(figures), math.nan)
+        means = of_point.mean(axis=1)  # NaN if a seed lacks the figure
+        if count > 1:
+            half = of_point.std(axis=1, ddof=1) * stdtrit(count - 1, 0.975) / count**0.5
+
+        # Whether it is at an end of the grid.
+        is_chosen, edge = choices[study] == (lr, weight_decay), None
+        least, most = grid[0][0], grid[-1][0]
+        ceiling = columns["ceiling"][members[0]]["token"]
+        if is_chosen and means[figures.index(CRITERION)] < ceiling - SATURATED and least < most:
+            edge = {least: "smallest", most: "largest"}.get(lr)
+
+        rates = {"study": study, "lr": lr, "weight_decay": weight_decay}
+        same = {name: columns[name][members[0]] for name in constant}
+        sums = {
+            "diverged": int(diverged[members].sum()),
+            "seconds": sum(columns["seconds"][i] / columns["together"][i] for i in members),
+        }
+        edges.append(edge)
+        widths = {f"{name}{HALF}": float(width) for name, width in zip(figures, half, strict=True)}
+        of_means = dict(zip(figures, means.tolist(), strict=True))
+        choice = {"grid": grid, "chosen": is_chosen}
+        found.append({**rates, **same, "seeds": sorted(of_seeds), **sums, **of_means, **widths, **choice})
+    order = [*POINT, *constant, "seeds", "diverged", "seconds", *figures, *(f"{name}{HALF}" for name in figures)]
+    made = pd.DataFrame(found, columns=[*order, "grid", "chosen"])
+    return made.assign(edge=pd.Series(edges, dtype=object))
 
 
 def chosen(grid: pd.DataFrame) -> pd.DataFrame:
@@ -125,6 +141,11 @@ def choose(table: pd.DataFrame, without: Collection[GridPoint] = ()) -> GridPoin
     runs = (table["lr"], table["weight_decay"], table["seed"], values.where(candidates))
     for lr, weight_decay, seed, score in zip(*runs, strict=True):
         scores.setdefault((lr, weight_decay), {})[seed] = score
+    return _best(scores, without)
+
+
+def _best(scores: dict[GridPoint, dict[int, float]], without: Collection[GridPoint] = ()) -> GridPoint | None:
+    """Return the point with the best mean score over its seeds; see ``choose``. A point with NaN is not chosen."""
     stable = {at: of for at, of in scores.items() if at not in without and not any(map(math.isnan, of.values()))}
 
     best: GridPoint | None = None

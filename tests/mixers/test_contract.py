@@ -79,17 +79,6 @@ def inputs(length: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Te
     return torch.randn(3, length, SHAPE.width, generator=generator, dtype=torch.float64).to(dtype)
 
 
-@pytest.mark.parametrize("name", MIXERS)
-def test_an_input_of_another_shape_is_told_the_shape_of_a_batch(name: str) -> None:
-    layer = build(name, {})
-    x_BTD = inputs(5)
-    for wrong in (x_BTD[0], x_BTD[None], x_BTD[..., 1:]):
-        with pytest.raises(
-            ValueError, match=re.escape(f"width 32), with at least one position, not {tuple(wrong.shape)}")
-        ):
-            layer(wrong)
-
-
 def test_the_shape_is_checked_within_a_compiled_graph() -> None:
     class Doubling(Layer):
         def forward(self, x_BTD: Tensor) -> Tensor:
@@ -156,33 +145,36 @@ def test_other_layers_have_nothing_to_say_of_short_sequences(name: str) -> None:
 
 
 @each_layer
-@pytest.mark.parametrize("length", LENGTHS)
-def test_keeps_shape_and_dtype(name: str, values: dict[str, object], length: int) -> None:
-    z = build(name, values, torch.float32)(inputs(length, torch.float32))
-    assert z.shape == (3, length, SHAPE.width)
-    assert z.dtype == torch.float32
-
-
-@each_layer
-def test_refuses_inputs_of_another_shape_and_takes_an_empty_batch(name: str, values: dict[str, object]) -> None:
+def test_keeps_shape_and_dtype_whatever_the_length(name: str, values: dict[str, object]) -> None:
     layer = build(name, values, torch.float32)
-    for length, width in ((5, 1), (5, SHAPE.width // 2), (5, 2 * SHAPE.width), (0, SHAPE.width)):
-        with pytest.raises(ValueError, match="maps inputs of the shape"):
-            layer(torch.randn(3, length, width))
+    for length in LENGTHS:
+        z = layer(inputs(length, torch.float32))
+        assert z.shape == (3, length, SHAPE.width)
+        assert z.dtype == torch.float32
     assert layer(torch.randn(0, 5, SHAPE.width)).shape == (0, 5, SHAPE.width)
 
 
+@pytest.mark.parametrize("name", MIXERS)
+def test_an_input_of_another_shape_is_told_the_shape_of_a_batch(name: str) -> None:
+    layer = build(name, {}, torch.float32)
+    for wrong in ((5, 32), (1, 3, 5, 32), (3, 5, 1), (3, 5, 16), (3, 5, 64), (3, 0, 32)):
+        told = re.escape(f"width 32), with at least one position, not {wrong}")
+        with pytest.raises(ValueError, match=f"maps inputs of the shape .*{told}"):
+            layer(torch.randn(wrong))
+
+
 @each_layer
-@pytest.mark.parametrize("position", [0, 6, 12])
-def test_depends_on_no_later_position(name: str, values: dict[str, object], position: int) -> None:
+def test_depends_on_no_later_position(name: str, values: dict[str, object]) -> None:
     layer, x = build(name, values), inputs(13)
-    changed = x.clone()
-    changed[:, position] += 1.0
-    difference = (layer(changed) - layer(x)).abs().amax((0, 2))
-    assert (difference[:position] == 0).all()
-    reach = REACH[name](layer.config, position) if name in REACH else len(difference)
-    assert (difference[position:reach] > 0).all()
-    assert (difference[reach:] == 0).all()
+    z = layer(x)
+    for position in (0, 6, 12):
+        changed = x.clone()
+        changed[:, position] += 1.0
+        difference = (layer(changed) - z).abs().amax((0, 2))
+        assert (difference[:position] == 0).all()
+        reach = REACH[name](layer.config, position) if name in REACH else len(difference)
+        assert (difference[position:reach] > 0).all()
+        assert (difference[reach:] == 0).all()
 
 
 @each_layer
@@ -199,7 +191,7 @@ def test_all_gradients_are_finite(name: str, values: dict[str, object], dtype: t
 
 
 def check_16_bits(name: str, values: dict[str, object], dtype: torch.dtype, device: str) -> None:
-    layer, x = build(name, values, dtype).to(device), inputs(13, dtype).to(device).requires_grad_()
+    layer, x = build(name, values, dtype).to(device), inputs(7, dtype).to(device).requires_grad_()
     z = layer(x)
     gradients = torch.autograd.grad(z.float().square().mean(), [x, *layer.parameters()])
     state, steps = layer.init_state(3), []
@@ -231,7 +223,7 @@ def test_gpu_layers_of_16_bits_compute_what_their_parameters_say(name: str, valu
 
 @each_layer
 def test_shapes_can_be_found_without_memory(name: str, values: dict[str, object]) -> None:
-    layer, x = build(name, values, torch.float32).to("meta"), inputs(7, torch.float32).to("meta").requires_grad_()
+    layer, x = build(name, values, torch.float32).to("meta"), inputs(4, torch.float32).to("meta").requires_grad_()
     z = layer(x)
     z.sum().backward()
     assert z.shape == x.shape
@@ -239,20 +231,24 @@ def test_shapes_can_be_found_without_memory(name: str, values: dict[str, object]
 
 
 @each_layer
-def test_same_seed_same_layer(name: str, values: dict[str, object]) -> None:
-    assert torch.equal(build(name, values)(inputs(8)), build(name, values)(inputs(8)))
+def test_the_seed_or_a_state_dict_gives_the_same_layer(name: str, values: dict[str, object]) -> None:
+    layer, same, other = build(name, values), build(name, values), MIXERS[name](MIXERS[name].Config(**values), SHAPE)
+    z = layer(inputs(8))
+    assert torch.equal(same(inputs(8)), z)
+    other.double().load_state_dict(layer.state_dict())
+    assert torch.equal(other(inputs(8)), z)
 
 
 @each_layer
-@pytest.mark.parametrize("length", LENGTHS)
-def test_decoding_step_by_step_equals_the_parallel_pass(name: str, values: dict[str, object], length: int) -> None:
-    layer, x = build(name, values), inputs(length)
+def test_decoding_step_by_step_equals_the_parallel_pass(name: str, values: dict[str, object]) -> None:
+    layer, x = build(name, values), inputs(LENGTHS[-1])
     state, steps = layer.init_state(3), []
     with torch.no_grad():
-        for t in range(length):
-            z, state = layer.step(x[:, t], state)
+        for x_BD in x.unbind(1):
+            z, state = layer.step(x_BD, state)
             steps.append(z)
-        torch.testing.assert_close(torch.stack(steps, 1), layer(x), rtol=1e-11, atol=1e-11)
+        for length in LENGTHS:
+            torch.testing.assert_close(torch.stack(steps[:length], 1), layer(x[:, :length]), rtol=1e-11, atol=1e-11)
 
 
 HAVING_HEADS = [name for name in MIXERS if hasattr(MIXERS[name].Config(), "heads")]
@@ -260,7 +256,7 @@ OF_HEADS = [(name, {"heads": heads}, 5) for name in HAVING_HEADS for heads in (1
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "positions"), [*((*case, 40) for case in CASES), *OF_HEADS], ids=lambda value: str(value)
+    ("name", "values", "positions"), [*((*case, 27) for case in CASES), *OF_HEADS], ids=lambda value: str(value)
 )
 def test_the_state_is_counted_as_decoding_carries_it(name: str, values: dict[str, object], positions: int) -> None:
     """The largest state so far: one that is emptied at the end of a segment still needs its room."""
@@ -273,30 +269,22 @@ def test_the_state_is_counted_as_decoding_carries_it(name: str, values: dict[str
     largest, sizes = size(state), {}
     with torch.no_grad():
         for position in range(1, positions + 1):
-            _, state = layer.step(torch.randn(1, SHAPE.width), state)
+            _, state = layer.step(torch.zeros(1, SHAPE.width), state)
             largest = max(largest, size(state))
             sizes[position] = largest
     counted = build_frozen(type(layer), layer.config, SHAPE)  # as for the figures of tables
     assert count_state(counted, range(1, positions + 1)) == sizes
-    assert count_state(counted, [positions]) == {positions: largest}
-
-
-@each_layer
-def test_state_dict_round_trip(name: str, values: dict[str, object]) -> None:
-    layer, other = build(name, values), MIXERS[name](MIXERS[name].Config(**values), SHAPE).double()
-    other.load_state_dict(layer.state_dict())
-    assert torch.equal(other(inputs(8)), layer(inputs(8)))
 
 
 @each_layer
 def test_runs_stacked_under_vmap_equal_single_runs(name: str, values: dict[str, object]) -> None:
-    """Outputs and gradients of three runs of one shape, together and one by one."""
+    """Outputs and gradients of two runs of one shape, together and one by one."""
     layers = []
-    for seed in range(3):
+    for seed in range(2):
         torch.manual_seed(seed)
         layers.append(MIXERS[name](MIXERS[name].Config(**values), SHAPE).double())
     params, _ = torch.func.stack_module_state(layers)
-    x = torch.stack([inputs(9, seed=seed) for seed in range(3)])
+    x = torch.stack([inputs(9, seed=seed) for seed in range(2)])
 
     def one(run: dict[str, Tensor], x_BTD: Tensor) -> Tensor:
         return torch.func.functional_call(layers[0], run, (x_BTD,))
@@ -355,28 +343,24 @@ def further_off(
     return [name for name, y in exact.items() if not error(got, name) <= 3 * error(rounded, name) + share * y.norm()]
 
 
-@each_layer
-@each_precision
-def test_the_comparison_on_gpus_refuses_other_answers(name: str, values: dict[str, object], autocast: bool) -> None:
-    """Zeros, halves, and the output for other inputs."""
-    single, exact, rounded = on_a_cpu(name, values, autocast)
-    assert not further_off(rounded, rounded, exact, autocast)
-    for share in (0.0, 0.5, torch.nan):
-        wrong = {label: share * y for label, y in exact.items()}
-        assert further_off(wrong, rounded, exact, autocast) == list(exact)
-    with torch.no_grad():
-        other = {**rounded, "z": single(inputs(37, torch.float32, seed=3))}
-    assert further_off(other, rounded, exact, autocast) == ["z"]
-
-
 @pytest.mark.gpu
 @each_layer
 @each_precision
 def test_gpu_equals_float64(name: str, values: dict[str, object], autocast: bool) -> None:
-    """In float32 to its rounding; in bfloat16 about as well as the same layer in bfloat16 on a CPU."""
+    """In float32 to its rounding; in bfloat16 about as well as the same layer in bfloat16 on a CPU.
+
+    The comparison refuses zeros, halves, and the output for other inputs.
+    """
     single, exact, rounded = on_a_cpu(name, values, autocast)
     got = output_and_gradients(single.cuda(), long_inputs(torch.float32).cuda(), autocast)
     assert not further_off(got, rounded, exact, autocast)
+
+    for share in (0.0, 0.5, torch.nan):
+        wrong = {label: share * y for label, y in exact.items()}
+        assert further_off(wrong, rounded, exact, autocast) == list(exact)
+    with torch.no_grad():
+        other = {**got, "z": single(inputs(37, torch.float32, seed=3).cuda())}
+    assert further_off(other, rounded, exact, autocast) == ["z"]
 
 
 @pytest.mark.parametrize("name", HAVING_HEADS)
@@ -445,7 +429,7 @@ def test_residual_branches_are_scaled_by_depth() -> None:
 @pytest.mark.parametrize("name", ["rt", "transformer"])
 def test_a_record_of_a_layer_computes_what_the_layer_computes(name: str) -> None:
     """``torch.export`` makes such records; what C writes would not be in them."""
-    layer, x, other = build(name, {}), inputs(9), inputs(9, seed=2)
+    layer, x, other = build(name, {}), inputs(5), inputs(5, seed=2)
     with torch.no_grad():
         recorded = make_fx(layer)(x)
         torch.testing.assert_close(recorded(other), layer(other), rtol=1e-12, atol=1e-12)

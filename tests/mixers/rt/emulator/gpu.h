@@ -53,7 +53,7 @@ struct Fiber {
   std::vector<std::pair<uint4*, uint4>> copies;  // under way
 };
 
-constexpr size_t STACK = 128 << 10;
+constexpr size_t STACK = 16 << 10;
 inline std::vector<Fiber> fibers;
 inline std::vector<Program> programs;
 inline std::deque<int> ready;
@@ -185,7 +185,7 @@ inline unsigned pack(float x, float y) { return rounded(x) | rounded(y) << 16; }
 template <int N>
 __attribute__((optimize("O3"))) void multiply(const unsigned (*slots)[4 + 2 * gpu::WIDEST], float* const* sums) {
   auto number = [](unsigned v, int e) { return __uint_as_float(e ? v & 0xffff0000u : v << 16); };
-  float a[16][16], b[16][8 * N], c[16][8 * N];
+  static float a[16][16], b[16][8 * N], c[16][8 * N];  // too large for the stack of a fiber
   for (int lane = 0; lane < 32; lane++) {
     const int g = lane / 4, j = lane % 4;
     for (int half = 0; half < 2; half++)

@@ -23,6 +23,7 @@ extern "C" void run(const Arguments* arguments, int clusters, int layers, int sh
     return (char*)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   };
   char* stacks = memory(STACK * C * THREADS);
+  madvise(stacks, STACK * C * THREADS, MADV_HUGEPAGE);
   constexpr size_t GUARD = 64 << 20;  // no access before and after a program's shared memory
   const size_t pages = (shared_bytes + 4095) / 4096 * 4096;
   std::vector<char*> shared(C);
