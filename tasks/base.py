@@ -10,7 +10,7 @@ import hashlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, get_args
 
@@ -22,6 +22,9 @@ IGNORE = -100
 
 BLOCK = 1_280
 """Sequences drawn from one random stream. A split is made of whole blocks, so that a smaller split is a prefix."""
+
+FRESH = 102_400
+"""Training sequences of a rung, too many to be learnt by heart: 80 blocks, 800 steps of 128 sequences."""
 
 LENGTH_PREFIX = "length "
 """Start of the names of extrapolation sets that form a curve over the length: "length N" for N tokens."""
@@ -65,6 +68,26 @@ class Accuracy:
 
     sequence: float
     token: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """Settings of a task from easy to hard, in which one thing grows.
+
+    Attributes:
+        axis: what grows, in words.
+        rungs: the settings of each rung by its value on the axis, in ascending order.
+        shared: settings that all rungs share.
+    """
+
+    axis: str
+    rungs: Mapping[float, Mapping[str, Any]]
+    shared: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[float, dict[str, Any]]:
+        """All settings of each rung, beside the defaults of the task's ``Config``."""
+        return {value: {"train_examples": FRESH, **self.shared, **rung} for value, rung in self.rungs.items()}
 
 
 class Task(ABC):
@@ -113,6 +136,8 @@ class Task(ABC):
     backbone: ClassVar[BackboneName] = "language-model"
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Config field -> the values that the difficulty sweep changes it to, one field at a time."""
+    ladder: ClassVar[Ladder | None] = None
+    """Six rungs of difficulty, at which the training, validation and test splits share no sequence."""
 
     def __init__(self, config: Any) -> None:
         self.config = config

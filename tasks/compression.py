@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tasks.base import IGNORE, Accuracy, BackboneName, Batch, Task, require
+from tasks.base import IGNORE, Accuracy, BackboneName, Batch, Ladder, Task, require
 
 
 class Compression(Task):
@@ -54,6 +54,11 @@ class Compression(Task):
         "length": (64, 128, 256),
         "train_examples": (6400, 3200, 1600, 800),
     }
+    ladder = Ladder(
+        # Below 10 tokens there are too few sequences for a test split that training does not show.
+        axis="tokens",
+        rungs={count: {"length": count + 1} for count in (10, 16, 24, 32, 48, 64)},
+    )
     config: Config
 
     @property

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from tasks.base import IGNORE, LENGTH_PREFIX, Accuracy, Batch, Mask, Task, Tokens, require
+from tasks.base import IGNORE, LENGTH_PREFIX, Accuracy, Batch, Ladder, Mask, Task, Tokens, require
 from tasks.strings import LETTERS, draw_with_repeated_ngram, draw_with_unique_ngram
 
 BEGIN, SEPARATOR, END, PAD = range(LETTERS, LETTERS + 4)
@@ -118,6 +118,15 @@ class Copying(Task):
             return max(self.context, example_length(self.variant, letters))
 
     name = "copying"
+    ladder = Ladder(
+        # Below 8 letters there are too few strings for a test split that training does not show.
+        axis="letters",
+        rungs={
+            letters: {"min_length": letters // 2, "max_length": letters, "eval_length": letters}
+            for letters in (8, 12, 20, 32, 50, 80)
+        },
+        shared={"extrapolation_lengths": ()},
+    )
     config: Config
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tasks.base import IGNORE, Accuracy, Batch, Mask, Task, Tokens, require
+from tasks.base import IGNORE, Accuracy, Batch, Ladder, Mask, Task, Tokens, require
 from tasks.recall import SWEEPS
 from tasks.slots import choose, first_occurrence
 
@@ -79,6 +79,7 @@ class FuzzyInContextRecall(Task):
 
     name = "fuzzy-in-context-recall"
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = SWEEPS
+    ladder = Ladder(axis="tokens of a motif", rungs={longest: {"max_motif": longest} for longest in range(1, 7)})
     config: Config
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tasks.base import IGNORE, Accuracy, Batch, Mask, Task, Tokens, require
+from tasks.base import IGNORE, Accuracy, Batch, Ladder, Mask, Task, Tokens, require
 
 
 class Memorization(Task):
@@ -54,6 +54,9 @@ class Memorization(Task):
 
     name = "memorization"
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {"vocab_size": (512, 1024, 2048, 4096, 8192)}
+    ladder = Ladder(
+        axis="keys", rungs={keys: {"vocab_size": 2 * keys + 1} for keys in (128, 512, 1024, 2048, 4096, 8192)}
+    )
     config: Config
 
     @property

@@ -1,7 +1,7 @@
 """Multi-query associative recall: key-value pairs first, then each key once more, among fillers.
 
 Source: Arora et al. 2023, "Zoology: Measuring and Improving Recall in Efficient Language Models" (arXiv:2312.04927).
-Dimensions: S sequences, T positions, P pairs of a sequence, C choices.
+Dimensions: S sequences, T positions, P pairs of a sequence, C choices, Q tokens of a query.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.base import IGNORE, Accuracy, Batch, Tokens, require
+from tasks.base import IGNORE, Accuracy, Batch, Ladder, Tokens, require
 from tasks.extrapolation import Extrapolation
 
 PAIRS_PREFIX = "pairs "
@@ -78,6 +78,14 @@ class MultiQueryRecall(Extrapolation):
         "length": (64, 256, 512),
         "pairs": (4, 8, 32),
     }
+    ladder = Ladder(
+        axis="pairs",
+        rungs={
+            pairs: {"pairs": pairs, "length": length}
+            for pairs, length in {4: 64, 8: 128, 16: 256, 32: 256, 64: 256, 128: 512}.items()
+        },
+        shared={"vocab_size": 512, "extrapolation_factors": ()},
+    )
     config: Config
 
     @property
@@ -97,24 +105,44 @@ class MultiQueryRecall(Extrapolation):
         length, half = self.length_of(split), self.config.vocab_size // 2
         pairs = int(split.removeprefix(PAIRS_PREFIX)) if split.startswith(PAIRS_PREFIX) else self.config.pairs
 
-        # Pairs, and the positions of their queries.
         keys_SP = 1 + draw_distinct(rng, n, pairs, np.ones(half - 1))
         values_SP = half + draw_distinct(rng, n, pairs, np.ones(half))
-        place_C = np.arange(1.0, length // 2 - pairs + 1)
-        queries_SP = 2 * (pairs + draw_distinct(rng, n, pairs, place_C ** (self.config.alpha - 1)))
-
-        # Fillers with the pairs and queries among them.
-        inputs_ST = np.zeros((n, length), dtype=np.int64)
-        inputs_ST[:, : 2 * pairs] = np.stack([keys_SP, values_SP], axis=2).reshape(n, 2 * pairs)
-        np.put_along_axis(inputs_ST, queries_SP, keys_SP, axis=1)
-
-        targets_ST = np.full_like(inputs_ST, IGNORE)
-        np.put_along_axis(targets_ST, queries_SP, values_SP, axis=1)
-        return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)
+        shown_ST = np.stack([keys_SP, values_SP], axis=2).reshape(n, 2 * pairs)
+        return ask(rng, shown_ST, keys_SP[:, :, None], values_SP, length, self.config.alpha)
 
     def ceiling(self, split: str) -> Accuracy:
         """Return 1: every key behind the pairs is a query, and its value stands in the one pair that has the key."""
         return Accuracy(sequence=1.0, token=1.0)
+
+
+def ask(
+    rng: np.random.Generator, shown_ST: Tokens, queries_SPQ: Tokens, answers_SP: Tokens, length: int, alpha: float
+) -> Batch:
+    """Return sequences that show some tokens and then ask queries among fillers (token 0), each followed by a filler.
+
+    Behind the shown tokens, every position whose distance from them is a multiple of Q + 1 can begin a query. One query
+    after the other gets one of these places, the i-th with weight ``i ** (alpha - 1)``, without replacement.
+
+    Args:
+        rng: source of randomness.
+        shown_ST: tokens at the start of each sequence.
+        queries_SPQ: tokens of the queries.
+        answers_SP: targets at the last token of each query, the only targets.
+        length: tokens in a sequence.
+        alpha: exponent of the power law.
+    """
+    (n, shown), (pairs, parts) = shown_ST.shape, queries_SPQ.shape[1:]
+    place_C = np.arange(1.0, (length - shown) // (parts + 1) + 1)
+    starts_SP = shown + (parts + 1) * draw_distinct(rng, n, pairs, place_C ** (alpha - 1))
+
+    inputs_ST = np.zeros((n, length), dtype=np.int64)
+    inputs_ST[:, :shown] = shown_ST
+    for part in range(parts):
+        np.put_along_axis(inputs_ST, starts_SP + part, queries_SPQ[:, :, part], axis=1)
+
+    targets_ST = np.full_like(inputs_ST, IGNORE)
+    np.put_along_axis(targets_ST, starts_SP + parts - 1, answers_SP, axis=1)
+    return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)
 
 
 def draw_distinct(rng: np.random.Generator, n: int, count: int, weights_C: NDArray[np.float64]) -> Tokens:

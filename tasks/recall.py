@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tasks.base import IGNORE, Accuracy, Batch, Task, require
+from tasks.base import IGNORE, Accuracy, Batch, Ladder, Task, require
 from tasks.slots import choose, first_occurrence
 
 SWEEPS: dict[str, tuple[Any, ...]] = {
@@ -56,6 +56,7 @@ class InContextRecall(Task):
 
     name = "in-context-recall"
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = SWEEPS
+    ladder = Ladder(axis="vocabulary", rungs={size: {"vocab_size": size} for size in (8, 16, 32, 64, 128, 256)})
     config: Config
 
     @property
@@ -128,6 +129,14 @@ class NoisyInContextRecall(Task):
         "vocab_size": (48, 80, 144),
         "noise_fraction": (0.4, 0.6, 0.8),
     }
+    ladder = Ladder(
+        # About 24 slots without noise in each sequence.
+        axis="noise",
+        rungs={
+            noise: {"noise_fraction": noise, "length": length}
+            for noise, length in {0.2: 60, 0.4: 80, 0.6: 120, 0.7: 160, 0.8: 240, 0.9: 480}.items()
+        },
+    )
     config: Config
 
     @property

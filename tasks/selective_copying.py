@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tasks.base import IGNORE, Accuracy, Batch, Task, require
+from tasks.base import IGNORE, Accuracy, Batch, Ladder, Task, require
 
 
 class SelectiveCopying(Task):
@@ -64,6 +64,7 @@ class SelectiveCopying(Task):
         "train_examples": (6400, 3200, 1600, 800),
         "tokens_to_copy": (32, 64, 96),
     }
+    ladder = Ladder(axis="tokens to copy", rungs={count: {"tokens_to_copy": count} for count in (4, 8, 16, 32, 64, 96)})
     config: Config
 
     @property

@@ -16,7 +16,7 @@ from runners.records import Record
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 NOTES = sorted((ROOT / "results" / "notes").glob("*.md"))
-EXAMPLES = (ROOT / "README.md", ROOT / "docs" / "python.md", ROOT / "docs" / "files.md")
+EXAMPLES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("python", "files", "tasks")))
 FLOAT = re.compile(r"-?\d+\.\d+(e[+-]?\d+)?")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

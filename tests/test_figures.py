@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import rankdata, spearmanr
 
 from mixers import MIXERS
-from tasks import TASKS
+from tasks import PUBLISHED
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
@@ -30,7 +30,7 @@ def cells() -> dict[tuple[str, str], list[dict[str, Any]]]:
     for path in REFERENCE.glob("*/*.jsonl"):
         for one in map(json.loads, path.read_text().splitlines()):
             found.setdefault((one["layer"], one["task"], one["lr"], one["weight_decay"]), []).append(one)
-    return {key[:2]: runs for key, runs in found.items() if key[1] in TASKS and len(runs) == 5}
+    return {key[:2]: runs for key, runs in found.items() if key[1] in PUBLISHED and len(runs) == 5}
 
 
 @cache
@@ -61,7 +61,7 @@ def results_row(layer: str, task: str) -> list[str]:
     return [*accuracies, f"{rate:g}{'*' * is_edge}"]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", PUBLISHED)
 def test_the_results_in_the_pages_follow_from_the_cells(task: str) -> None:
     rt, transformer = results_row("rt", task), results_row("transformer", task)
     assert f"| {' | '.join([f'`{task}`', *rt, *transformer])} |" in RESULTS.read_text(encoding="utf-8")
@@ -72,7 +72,7 @@ def test_the_results_in_the_pages_follow_from_the_cells(task: str) -> None:
 
 @pytest.mark.parametrize("page", [README, RESULTS], ids=lambda page: page.stem)
 def test_every_layer_has_all_tasks_as_the_pages_say(page: Path) -> None:
-    assert [(name, task) for name in MIXERS for task in TASKS if (name, task) not in cells()] == []
+    assert [(name, task) for name in MIXERS for task in PUBLISHED if (name, task) not in cells()] == []
     assert f"All {len(MIXERS)} layers have been trained on all ten tasks." in " ".join(page.read_text().split())
 
 
@@ -80,7 +80,7 @@ def test_the_tables_of_the_overview_stand_among_the_results() -> None:
     """The overview itself is tested beside the command that makes it."""
     results = RESULTS.read_text(encoding="utf-8")
     tables = [[line for line in part.splitlines() if line.startswith("|")] for part in overview().split("\n## ")]
-    assert [len(table) for table in tables] == [0, 2 + len(MIXERS), 2 + len(TASKS), 2 + len(TASKS)]
+    assert [len(table) for table in tables] == [0, 2 + len(MIXERS), 2 + len(PUBLISHED), 2 + len(PUBLISHED)]
     assert [table[0] for table in tables[1:] if "\n".join(table) not in results] == []
 
 
@@ -113,7 +113,7 @@ def loss_of(run: dict[str, Any]) -> float:
 
 def mean_ranks() -> dict[str, float]:
     """Mean rank of each layer by token accuracy over the tasks; equal means share the smaller rank."""
-    means = [[round(estimates(layer, task)[1][0], 12) for task in TASKS] for layer in MIXERS]
+    means = [[round(estimates(layer, task)[1][0], 12) for task in PUBLISHED] for layer in MIXERS]
     ranks = rankdata(-np.array(means), method="min", axis=0).mean(axis=1)
     return dict(zip(MIXERS, ranks.tolist(), strict=True))
 

@@ -30,7 +30,7 @@ from runners.mad.training.protocol import Protocol, Run
 from runners.options import applicable, expand, flag_of
 from runners.tables import abbreviated
 from runners.task_names import find_task
-from tasks import TASKS
+from tasks import PUBLISHED
 from tasks.base import Task
 
 LONGEST_NAME = 180
@@ -198,7 +198,7 @@ def plan(
             raise ValueError(f"{flag_of(name)} is missing: give at least one value, or use {preset}")
     layers = choose_layers(options, mixer_options, say)
     precision = product_precision(find_devices(options.device)[0])
-    configs = {task: find_task(task).Config for task in expand(options.task, TASKS)}
+    configs = {task: find_task(task).Config for task in expand(options.task, PUBLISHED)}
 
     experiments: list[Experiment] = []
     for task, values in applicable("task", task_options, configs, say).items():

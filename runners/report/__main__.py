@@ -39,7 +39,7 @@ from runners.report.published import anchors, benchmark_table, papers_claims, re
 from runners.report.svg import DASHES, MARKS
 from runners.style import DARK
 from runners.tables import abbreviated
-from tasks import TASKS
+from tasks import PUBLISHED
 
 PAGES = {
     "index": "Leaderboards",
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for study in options.studies:
             if not any(study in file.parents or study == file for file in own["file"]):
                 raise ValueError(f"{study} holds no records: give studies of runners.mad, as results/studies/*")
-        reference = load_rows(REFERENCE, ("full", "quick"), ENTRIES.values(), TASKS)
+        reference = load_rows(REFERENCE, ("full", "quick"), ENTRIES.values(), PUBLISHED)
         boards, left_out = boards_of(reference, own)
         for line in left_out:
             print(f"left out: {line}")
@@ -160,7 +160,7 @@ def write_page(path: Path, name: str, content: dict[str, Any]) -> None:
         lstrip_blocks=True,
     )
     environment.filters |= {"short": lambda y: "?" if y is None else abbreviated(y), "digits": digits}
-    words = {"tasks": list(TASKS), "metrics": METRICS, "titles": TITLES, "yours": YOURS, "pages": PAGES}
+    words = {"tasks": list(PUBLISHED), "metrics": METRICS, "titles": TITLES, "yours": YOURS, "pages": PAGES}
     environment.globals |= {
         "link": lambda target: Path(os.path.relpath(target, path.parent)).as_posix(),
         "grid": lambda point, i: ", ".join(f"{y:g}" for y in sorted({rates[i] for rates in point["grid"]})),

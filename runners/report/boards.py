@@ -22,7 +22,7 @@ from runners.mad.rows import RANKED
 from runners.mad.tables import estimate
 from runners.report.ranks import Ranks, Values, mean_ranks, places
 from runners.tables import ordinal
-from tasks import TASKS
+from tasks import PUBLISHED
 
 Kind = Literal["layer", "variant", "own", "again"]
 """A layer with its defaults, a variant or a stack, one's own layer, or one's own training of the others, not ranked."""
@@ -111,7 +111,7 @@ class Board:
     def of(cls, name: str, found: Sequence[Cell]) -> "Board":
         """Return the board of some cells."""
         cells = {(cell.row, cell.task): cell for cell in found}
-        tasks = [task for task in TASKS if any(task == other for _, other in cells)]
+        tasks = [task for task in PUBLISHED if any(task == other for _, other in cells)]
         values = {metric: values_of(cells, metric) for metric in METRICS}
         ranks = {metric: mean_ranks(values[metric], tasks) for metric in METRICS}
         on_tasks = {

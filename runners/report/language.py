@@ -37,7 +37,7 @@ from runners.report.boards import Board, values_of
 from runners.report.correlation import Floats, Ints, Rho, between_families, compared, within_families
 from runners.report.ranks import mean_ranks
 from runners.tables import abbreviated
-from tasks import TASKS
+from tasks import PUBLISHED
 
 LOSSES = {"loss": "validation loss", "recall_loss": "loss of recall tokens", "rest_loss": "loss of the other tokens"}
 """Losses of a record, and their names in the page."""
@@ -154,9 +154,9 @@ def scores_of(board: Board, metric: str) -> dict[str, dict[str, float]]:
     values = values_of(board.cells, metric, kinds=["layer"])
     found = {
         task: {row: fmean(seeds or [-math.inf]) for (row, other), seeds in values.items() if other == task}
-        for task in TASKS
+        for task in PUBLISHED
     }
-    ranks = mean_ranks(values, list(TASKS))
+    ranks = mean_ranks(values, list(PUBLISHED))
     return found | {MEAN_RANK: {row: -mean for row, mean in ranks.means.items()} if ranks else {}}
 
 

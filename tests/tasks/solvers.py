@@ -5,7 +5,7 @@ position that it believes to be scored, the answers it cannot tell apart: one, i
 """
 
 from collections.abc import Callable, Sequence
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any
 
 from tasks.base import Batch
@@ -135,6 +135,94 @@ def solve_permutations(inputs: Sequence[int], config: Any, train: Batch) -> Answ
     return answers
 
 
+def solve_group_words(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
+    """Follow each object of each factor from place to place; a residue modulo n is a rotation of n objects."""
+    elements = list(product(*(members(part[0], int(part[1:])) for part in config.group.split("x"))))
+    places = elements[0]
+    answers: Answers = {}
+    for position, token in enumerate(inputs):
+        images = elements[token % len(elements)]
+        places = tuple(tuple(b[place] for place in a) for a, b in zip(places, images, strict=True))
+        answers[position] = [elements.index(places)]
+    return answers
+
+
+def members(kind: str, n: int) -> list[tuple[int, ...]]:
+    """Elements of a group as permutations in their order; an even one has as many cycles as objects, modulo 2."""
+    if kind == "Z":
+        return [tuple((i + shift) % n for i in range(n)) for shift in range(n)]
+    found = []
+    for images in permutations(range(n)):
+        todo, cycles = set(range(n)), 0
+        while todo:
+            place, cycles = todo.pop(), cycles + 1
+            while (place := images[place]) in todo:
+                todo.remove(place)
+        if kind == "S" or (n - cycles) % 2 == 0:
+            found.append(images)
+    return found
+
+
+def solve_modular_arithmetic(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
+    """Let Python compute what stands before the equals sign."""
+    digits = "".join(map(str, range(config.modulus)))
+    text = "".join((digits + "+-*()= ")[token] for token in inputs)
+    end = text.index("=")
+    return {end: [eval(text[:end]) % config.modulus]}
+
+
+def solve_forgetting_mqar(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
+    """A key that a value follows is written; another one asks for what was written last."""
+    memory: dict[int, int] = {}
+    answers: Answers = {}
+    for position, (token, following) in enumerate(zip(inputs, [*inputs[1:], 0], strict=True)):
+        if 0 < token < config.vocab_size // 2:
+            if following:
+                memory[token] = following
+            else:
+                answers[position] = [memory[token]]
+    return answers
+
+
+def solve_joint_keys(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
+    """A pair of keys that a value follows is written; another one asks for its value."""
+    memory: dict[tuple[int, int], int] = {}
+    answers: Answers = {}
+    third = config.vocab_size // 3
+    for position, (token, following) in enumerate(zip(inputs, [*inputs[1:], 0], strict=True)):
+        if third <= token < 2 * third:
+            pair = (inputs[position - 1], token)
+            if following:
+                memory[pair] = following
+            else:
+                answers[position] = [memory[pair]]
+    return answers
+
+
+def solve_flip_flop(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
+    """Obey the instructions."""
+    bit, answers = -1, {}
+    for position in range(0, len(inputs), 2):
+        if inputs[position] == 2:
+            bit = inputs[position + 1]
+        elif inputs[position] == 3:
+            answers[position] = [bit]
+    return answers
+
+
+def solve_multi_hop(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
+    """Walk from node to node."""
+    edges = 2 * config.nodes
+    following = dict(zip(inputs[:edges:2], inputs[1:edges:2], strict=True))
+    answers: Answers = {}
+    for position in range(edges + 1, len(inputs), 2):
+        node = inputs[position]
+        for _ in range(inputs[position - 1] - config.nodes + 1):
+            node = following[node]
+        answers[position] = [node]
+    return answers
+
+
 SOLVERS: dict[str, Solver] = {
     "in-context-recall": solve_recall,
     "noisy-in-context-recall": solve_recall,
@@ -146,4 +234,10 @@ SOLVERS: dict[str, Solver] = {
     "mqar": solve_mqar,
     "parity": solve_parity,
     "s5-permutations": solve_permutations,
+    "modular-arithmetic": solve_modular_arithmetic,
+    "group-words": solve_group_words,
+    "forgetting-mqar": solve_forgetting_mqar,
+    "joint-keys": solve_joint_keys,
+    "flip-flop": solve_flip_flop,
+    "multi-hop": solve_multi_hop,
 }

@@ -56,6 +56,24 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("s5-permutations", {"extrapolation_factors": (2, 2)}, "extrapolation_factors are .* use different"),
     ("s5-permutations", {"degree": 2}, "degree is 2: use 3, 4 or 5"),
     ("s5-permutations", {"degree": 6}, "degree is 6: use 3, 4 or 5"),
+    ("modular-arithmetic", {"modulus": 11}, "modulus is 11: use 2 to 10"),
+    ("modular-arithmetic", {"min_length": 42}, "min_length is 42: use 2 or more, and at most length, 40"),
+    ("modular-arithmetic", {"length": 41}, "min_length, length are 4, 41: without brackets use even numbers"),
+    *(("group-words", {"group": group}, f"group is {group}: use Z<n>") for group in ("Q8", "Z0", "A2", "S7", "A5xS4")),
+    ("group-words", {"copies": 0}, "copies is 0: use at least 1"),
+    ("forgetting-mqar", {"pairs": 0}, "pairs is 0: use at least 1"),
+    ("forgetting-mqar", {"updates": 17}, "updates is 17: use 0 to pairs, 16"),
+    ("forgetting-mqar", {"vocab_size": 46}, "vocab_size is 46: .* need an even number from 48"),
+    ("forgetting-mqar", {"length": 79}, "length is 79: 16 pairs, 8 updates and the queries need 80 or more"),
+    ("forgetting-mqar", {"alpha": 0.0}, "alpha is 0.0: use a value above 0, at most 1"),
+    ("joint-keys", {"grid": 0}, "grid is 0: use at least 1"),
+    ("joint-keys", {"vocab_size": 45}, "vocab_size is 45: a third must hold a filler and 4 different keys, and 16"),
+    ("joint-keys", {"length": 95}, "length is 95: 16 pairs of keys and their queries need 96 or more"),
+    ("joint-keys", {"alpha": 1.5}, "alpha is 1.5: use a value above 0, at most 1"),
+    ("multi-hop", {"hops": 16}, "hops is 16: use at least 1, below nodes, 16"),
+    ("multi-hop", {"queries": 0}, "queries is 0: use at least 1"),
+    ("flip-flop", {"length": 65}, "length is 65: use an even number from 4"),
+    ("flip-flop", {"ignore": 1.0}, "ignore is 1.0: use a value from 0 to below 1"),
 ]
 
 
@@ -79,6 +97,12 @@ def test_smallest_settings_draw() -> None:
         "mqar": {"vocab_size": 4, "length": 4, "pairs": 1},
         "parity": {"length": 1},
         "s5-permutations": {"degree": 3, "length": 1},
+        "modular-arithmetic": {"brackets": True, "min_length": 2, "length": 2},
+        "group-words": {"group": "Z2", "length": 1},
+        "forgetting-mqar": {"vocab_size": 4, "length": 6, "pairs": 1, "updates": 1},
+        "joint-keys": {"vocab_size": 6, "length": 6, "grid": 1},
+        "flip-flop": {"length": 4},
+        "multi-hop": {"nodes": 2, "hops": 1, "queries": 1},
     }
     for name, settings in rejected_below.items():
         task = TASKS[name](TASKS[name].Config(**settings))

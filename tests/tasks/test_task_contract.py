@@ -1,5 +1,6 @@
 """What every task must hold, whatever it asks for."""
 
+import ast
 import inspect
 import random
 import re
@@ -18,7 +19,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in TASKS},
     "copying, prefix-ngram": ("copying", {"variant": "prefix-ngram"}),
     "copying, suffix-ngram": ("copying", {"variant": "suffix-ngram"}),
+    "modular-arithmetic, brackets": ("modular-arithmetic", {"brackets": True}),
 }
+LETTERS = {
+    "copying": "abcdefghijklmnopqrstuvwxyz$|.*",
+    "modular-arithmetic": "01234+-*()= ",
+    "flip-flop": "01wri",
+}
+"""Characters of tokens in worked examples."""
 
 # Origin: first generation, numpy >= 2.0 PCG64 streams. A change means that results before and after do not compare.
 FINGERPRINTS = {
@@ -34,6 +42,13 @@ FINGERPRINTS = {
     "mqar": "3e08262b58a23c1decf5e83b177401607ad5d77275010a124ff46d6ebde06c73",
     "parity": "7d86f6380ea5b8f6cc4aeb0af1ed2e32d4db900479cf926e7d29cd319cfadcae",
     "s5-permutations": "a696acd5cf4d15a4116ea106322ba970bf9a2e16b5e887cc6cadaba9b1d642d0",
+    "modular-arithmetic": "d09be742abb37d2741d0ed56d8ee0c1fc9ecf7a2dccda81f954f59c510bfe69f",
+    "modular-arithmetic, brackets": "3737b3058af663e9f5e4fec5abcb526ea87cc8821c8d7303424abc22a0730ee9",
+    "group-words": "362282eb512db9c5beea59ceb803a24bff55709aaec26927a9cfa937db8c75fc",
+    "forgetting-mqar": "adb3552d047444e32fe4c7149872cfac102136a7ec95f2b45cf1599096f51f6a",
+    "joint-keys": "95630e1df1d73923a115cf0c07ea3fec7ff60d6edd342de71c9141fd4eed42a1",
+    "flip-flop": "2929f878579fe312b53fb7c8fb32a51d5ee8897477834913420660c60fad1729",
+    "multi-hop": "7ac7cf65ab8e8496585cbaf597f80e54276f63a4cfc015fa301ac2744a1449cb",
 }
 
 
@@ -87,9 +102,7 @@ def test_lengths_are_known_before_anything_is_drawn(variant: str) -> None:
     assert task.config.longest_length == max(lengths.values())
 
 
-@pytest.mark.parametrize(
-    "variant", [name for name in VARIANTS if "recall" in name or "copying," in name or name == "copying"]
-)
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if re.search("recall|^copying|flip-flop", name)])
 def test_targets_are_the_next_inputs(variant: str) -> None:
     for batch in everything(small(variant)).values():
         has_target = batch.targets_ST != IGNORE
@@ -192,6 +205,28 @@ def test_sweeps_are_valid_settings_beside_the_baseline(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
+def test_a_ladder_is_six_rungs_of_data_that_ask_for_more_than_chance(name: str) -> None:
+    for task in rungs(name, train_examples=BLOCK, eval_examples=100):
+        assert task.chance("test").token < task.ceiling("test").token
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TASKS)
+def test_a_rung_has_100_000_different_training_sequences_and_others_in_its_test_split(name: str) -> None:
+    for task in rungs(name):
+        assert len(set(map(bytes, task.split("train").inputs_ST))) >= 100_000
+
+
+def rungs(name: str, **settings: int) -> list[Task]:
+    kind = TASKS[name]
+    assert kind.ladder is not None
+    found = kind.ladder.settings
+    assert [*found] == sorted(found)
+    assert len(found) == 6
+    return [kind(kind.Config(**{**rung, **settings})) for rung in found.values()]
+
+
+@pytest.mark.parametrize("name", TASKS)
 def test_worked_example_of_the_docstring(name: str) -> None:
     task_class = TASKS[name]
     doc = inspect.getdoc(task_class) or ""
@@ -199,14 +234,14 @@ def test_worked_example_of_the_docstring(name: str) -> None:
     setting = re.search(r"``Config\((.*?)\)``", doc, re.S)
     assert setting is not None, "no worked example for a ``Config(...)``: see tasks/parity.py"
     pairs = (pair.split("=") for pair in re.split(r",\s*", setting[1]))
-    values: dict[str, Any] = {key: float(value) if "." in value else int(value) for key, value in pairs}
+    values: dict[str, Any] = {key: ast.literal_eval(value) for key, value in pairs}
     task = task_class(task_class.Config(**values))
     rows = {
         row[0]: row[1:] for row in map(str.split, doc.splitlines()) if row and row[0] in ("inputs", "targets", "scored")
     }
 
     def spell(token: int) -> str:
-        return "_" if token == IGNORE else "abcdefghijklmnopqrstuvwxyz$|.*"[token] if name == "copying" else str(token)
+        return "_" if token == IGNORE else LETTERS[name][token] if name in LETTERS else str(token)
 
     batch = task.split("test")
     assert rows["inputs"] == [spell(token) for token in batch.inputs_ST[0]]
@@ -298,12 +333,18 @@ def test_tiny_tasks_are_rejected_for_overlap() -> None:
         "mqar": {"vocab_size": 6, "length": 8, "pairs": 2},
         "parity": {"length": 20},
         "s5-permutations": {"length": 3},
+        "modular-arithmetic": {"length": 10},
+        "group-words": {"group": "Z2"},
+        "forgetting-mqar": {"vocab_size": 8, "length": 10, "pairs": 2, "updates": 1},
+        "joint-keys": {"vocab_size": 6, "length": 6, "grid": 1},
+        "flip-flop": {"length": 16},
+        "multi-hop": {"nodes": 4, "hops": 1, "queries": 1},
     }.items():
         with pytest.raises(SplitOverlapError):
             make(name, **settings).split("train")
 
 
-@pytest.mark.parametrize("name", ["mqar", "parity", "s5-permutations"])
+@pytest.mark.parametrize("name", ["mqar", "parity", "s5-permutations", "group-words"])
 def test_an_extrapolation_sequence_that_begins_with_a_training_sequence_is_an_overlap(name: str) -> None:
     task = small(name)
     train = task.split("train")

@@ -32,6 +32,13 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("parity", {"length": 33, "extrapolation_factors": (5,)}),
     ("s5-permutations", {"degree": 3, "length": 24}),
     ("s5-permutations", {"degree": 4, "extrapolation_factors": ()}),
+    ("modular-arithmetic", {"brackets": True, "min_length": 5, "length": 33, "modulus": 10}),
+    ("modular-arithmetic", {"min_length": 20, "length": 20, "modulus": 7}),
+    ("group-words", {"group": "A4xZ5"}),
+    ("group-words", {"group": "Z7", "copies": 3}),
+    ("forgetting-mqar", {"vocab_size": 20, "length": 25, "pairs": 4, "updates": 4, "alpha": 1.0}),
+    ("joint-keys", {"vocab_size": 40, "length": 64, "grid": 3}),
+    ("flip-flop", {"length": 64, "ignore": 0.0}),
 ]
 
 
@@ -111,6 +118,12 @@ CHANCE: list[tuple[str, dict[str, Any]]] = [
     ("mqar", {"vocab_size": 12, "length": 16, "pairs": 2}),
     ("parity", {"length": 6, "extrapolation_factors": (2,)}),
     ("s5-permutations", {"degree": 3, "length": 3, "extrapolation_factors": (2,)}),
+    ("modular-arithmetic", {"length": 8, "extrapolation_factors": (2,)}),
+    ("group-words", {"group": "A4", "copies": 2, "length": 3, "extrapolation_factors": (2,)}),
+    ("forgetting-mqar", {"vocab_size": 12, "length": 12, "pairs": 2, "updates": 1}),
+    ("joint-keys", {"vocab_size": 12, "length": 24, "grid": 2}),
+    ("flip-flop", {"length": 24}),
+    ("multi-hop", {"nodes": 8, "hops": 2, "queries": 2}),
 ]
 
 

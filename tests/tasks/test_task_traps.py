@@ -10,7 +10,7 @@ import pytest
 from tasks import TASKS
 from tasks.base import IGNORE, Task
 from tasks.memorization import Memorization
-from tasks.permutations import Permutations
+from tasks.running_product import RunningProduct
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz$|.*"
 
@@ -272,10 +272,17 @@ def test_no_single_bit_tells_a_parity() -> None:
     assert (batch.targets_ST == batch.inputs_ST)[:, 1:].mean(axis=0) == pytest.approx(0.5, abs=bound)
 
 
-@pytest.mark.parametrize(("degree", "size"), [(3, 6), (4, 24), (5, 120)])
-def test_products_of_permutations_are_a_group_that_does_not_commute(degree: int, size: int) -> None:
-    task = make("s5-permutations", degree=degree)
-    assert isinstance(task, Permutations)
+@pytest.mark.parametrize(
+    ("task", "size", "classes"),
+    [
+        *((make("s5-permutations", degree=degree), *rest) for degree, *rest in ((3, 6, 3), (4, 24, 5), (5, 120, 7))),
+        *(
+            (make("group-words", group=group), *rest)
+            for group, *rest in (("Z60", 60, 60), ("A4", 12, 4), ("A4xZ5", 60, 20), ("A5", 60, 5), ("S5", 120, 7))
+        ),
+    ],
+)
+def test_products_are_those_of_a_group(task: RunningProduct, size: int, classes: int) -> None:
     products = task.products_GG
     elements = np.arange(size)
     assert products.shape == (size, size)
@@ -284,11 +291,11 @@ def test_products_of_permutations_are_a_group_that_does_not_commute(degree: int,
     np.testing.assert_array_equal(np.sort(products, axis=0), np.tile(elements[:, None], size))
     np.testing.assert_array_equal(np.sort(products, axis=1), np.tile(elements, (size, 1)))
     np.testing.assert_array_equal(products[products], products[:, products])
-    # As many pairs commute as there are classes of conjugate elements (partitions of the degree) times elements.
-    assert (products == products.T).sum() == size * {3: 3, 4: 5, 5: 7}[degree]
+    # As many pairs commute as there are classes of conjugate elements times elements.
+    assert (products == products.T).sum() == size * classes
 
 
-@pytest.mark.parametrize(("name", "length"), [("parity", 40), ("s5-permutations", 16)])
+@pytest.mark.parametrize(("name", "length"), [("parity", 40), ("s5-permutations", 16), ("group-words", 16)])
 def test_state_tracking_asks_at_every_position_of_longer_sequences_too(name: str, length: int) -> None:
     task = make(name)
     assert task.extrapolation_names == (f"length {2 * length}", f"length {4 * length}")

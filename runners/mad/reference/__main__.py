@@ -48,7 +48,7 @@ from runners.mad.points import choose
 from runners.mad.rows import ENTRIES, Entry, ReferencePreset, file_of
 from runners.mad.search import train_studies
 from runners.progress import open_console
-from tasks import TASKS
+from tasks import PUBLISHED, TASKS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class ReferenceOptions:
 
     Attributes:
         layers: rows to train, all unless given.
-        tasks: tasks to train on, all unless given.
+        tasks: tasks to train on, the ten of the published table unless given.
         preset: full is the reference protocol; quick is the preset of runners.mad, stored in quick below the folder.
         folder: where the results are stored; by default in the checkout, or of an installation in the current folder.
         out: results folder of the studies behind them.
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     by_hand = not is_worker()  # the processes of the other GPUs print no plan
     with user_errors(ValueError, OSError):
         given = options.parse(ReferenceOptions, arguments)
-        wanted = [(ENTRIES[name], task) for name in given.layers or ENTRIES for task in given.tasks or TASKS]
+        wanted = [(ENTRIES[name], task) for name in given.layers or ENTRIES for task in given.tasks or PUBLISHED]
         missing = [place for place in wanted if not file_of(given.folder, given.preset, *place).exists()]
         if by_hand:
             say(f"{len(wanted) - len(missing)} of {len(wanted)} results are in {given.folder}")

@@ -15,7 +15,7 @@ from runners.mad.points import chosen, points
 from runners.mad.ranking import TOKENS, intervals, mean_ranks
 from runners.mad.rows import ENTRIES, LAYERS, STACKS, ReferencePreset, file_of, load_rows
 from runners.mad.tables import Row, estimate, in_order
-from tasks import TASKS
+from tasks import PUBLISHED
 
 NOT_RUN = "not run yet"
 NOT_SOLVED = "neither solves it"
@@ -35,7 +35,7 @@ def write_overview(folder: Path, preset: ReferencePreset) -> list[Path]:
         folder: folder of all reference results.
         preset: name of the preset.
     """
-    table = load_rows(folder, [preset], ENTRIES.values(), TASKS)
+    table = load_rows(folder, [preset], ENTRIES.values(), PUBLISHED)
     if table.empty:
         return []
     found = chosen(points(table))
@@ -60,29 +60,30 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
     command = "python -m runners.mad.reference" + ("" if preset == "full" else f" --preset {preset}")
     low, high = intervals(found)
     of = {(row["layer"], row["task"]): row for row in found.assign(low=low, high=high).to_dict("records")}
-    tasks = [f"`{task}`" for task in TASKS]
+    tasks = [f"`{task}`" for task in PUBLISHED]
 
     # Ranks of the layers that have all tasks; the others stand below.
     layers = found[found["layer"].isin([entry.name for entry in LAYERS])]
     counts = layers["layer"].value_counts()
-    ranks = mean_ranks(layers[layers["layer"].map(counts) == len(TASKS)])
+    ranks = mean_ranks(layers[layers["layer"].map(counts) == len(PUBLISHED)])
     ranking = [
-        [f"`{name}`", f"{row['mean']:.1f}", *(f"{row[task]:.0f}" for task in TASKS)]
+        [f"`{name}`", f"{row['mean']:.1f}", *(f"{row[task]:.0f}" for task in PUBLISHED)]
         for name, row in (ranks.iterrows() if len(ranks) > 1 else ())
     ]
     for name, count in counts.items():
-        if count < len(TASKS):
-            cells = ("–" if (name, task) in of else NOT_RUN for task in TASKS)
-            ranking.append([f"`{name}`", f"{count} of {len(TASKS)} tasks", *cells])
+        if count < len(PUBLISHED):
+            cells = ("–" if (name, task) in of else NOT_RUN for task in PUBLISHED)
+            ranking.append([f"`{name}`", f"{count} of {len(PUBLISHED)} tasks", *cells])
 
     # Accuracies of Transformers of growing depth, and of RT with growing blocks.
     def accuracy(name: str, task: str) -> str:
         return estimate(of[name, task], TOKENS) or "diverged" if (name, task) in of else NOT_RUN
 
     depths = [
-        [f"`{task}`", *(accuracy(name, task) for name in ("rt", *DEPTHS)), effective_depth(of, task)] for task in TASKS
+        [f"`{task}`", *(accuracy(name, task) for name in ("rt", *DEPTHS)), effective_depth(of, task)]
+        for task in PUBLISHED
     ]
-    blocks = [[f"`{task}`", *(accuracy(name, task) for name in BLOCKS.values())] for task in TASKS]
+    blocks = [[f"`{task}`", *(accuracy(name, task) for name in BLOCKS.values())] for task in PUBLISHED]
     transformers = [f"Transformer, {n} layer{'s' * (n > 1)}" for n in range(1, len(DEPTHS) + 1)]
 
     # Stacks beside others of their depth.
@@ -100,7 +101,7 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
         "![Accuracies of all rows on all tasks](overview.png)",
         "## Ranking",
         markdown(["layer", "mean rank", *tasks], ranking),
-        f"Layers that have been run on all {len(TASKS)} tasks are ranked among themselves, on each task by mean "
+        f"Layers that have been run on all {len(PUBLISHED)} tasks are ranked among themselves, on each task by mean "
         "accuracy; equal means share a rank. The mean rank is over all tasks.",
         "## Effective depth",
         "How many Transformer layers one RT layer is worth: the smallest number of layers whose interval reaches or "

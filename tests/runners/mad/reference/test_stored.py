@@ -15,7 +15,7 @@ from runners.mad.reference.overview import DEPTHS, effective_depth, overview_pag
 from runners.mad.rows import ENTRIES, LAYERS, STACKS, ReferencePreset, load, load_rows
 from runners.mad.tables import in_order
 from runners.records import REFERENCE
-from tasks import TASKS
+from tasks import PUBLISHED
 
 LRS = {"full": (1e-4, 5e-4, 1e-3, 2e-3, 5e-3), "quick": (2e-3, 5e-3)}
 DECAYS = {"full": (0.0, 0.1), "quick": (0.0,)}
@@ -24,7 +24,7 @@ SEEDS = {"full": 5, "quick": 3}
 
 @cache
 def stored(preset: ReferencePreset) -> pd.DataFrame:
-    return chosen(points(load_rows(REFERENCE, [preset], ENTRIES.values(), TASKS)))
+    return chosen(points(load_rows(REFERENCE, [preset], ENTRIES.values(), PUBLISHED)))
 
 
 @pytest.mark.parametrize("preset", ["full", "quick"])
@@ -33,11 +33,11 @@ def test_every_result_is_of_the_whole_protocol(preset: ReferencePreset) -> None:
     found = stored(preset)
     stacks = {stack.name for stack in STACKS} - {*found["layer"]}
     assert sorted(zip(found["layer"], found["task"], strict=True)) == sorted(
-        (name, task) for name in ENTRIES if name not in stacks for task in TASKS
+        (name, task) for name in ENTRIES if name not in stacks for task in PUBLISHED
     )
     assert found["chosen"].all()
     for row in found.to_dict("records"):
-        entry, config = ENTRIES[row["layer"]], TASKS[row["task"]].Config()
+        entry, config = ENTRIES[row["layer"]], PUBLISHED[row["task"]].Config()
         assert (row["mixer"], row["layers"], row["preset"]) == (entry.mixer, entry.layers, preset)
         defaults = find_mixer(entry.mixer).Config()
         assert row["mixer_config"] == json.loads(json.dumps(vars(defaults) | {**entry.options}))
@@ -97,7 +97,7 @@ def test_what_has_no_file_is_not_run_yet_and_ranked_nowhere() -> None:
     page = overview_page(found[(found["layer"] != "gla") | (found["task"] == "parity")], "full")
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
     (gla,) = (row for row in rows if row[0] == "`gla`")
-    assert gla == ["`gla`", "1 of 10 tasks", *("–" if task == "parity" else "not run yet" for task in TASKS)]
+    assert gla == ["`gla`", "1 of 10 tasks", *("–" if task == "parity" else "not run yet" for task in PUBLISHED)]
     assert [row[0] for row in rows].index("`gla`") == len(MIXERS) - 1
 
 

@@ -1,0 +1,106 @@
+"""Forgetting recall: key-value pairs of which some are written again, then each key once more.
+
+Source: "forgetting MQAR" of HazyResearch/zoology, the code of Arora et al. 2023 (arXiv:2312.04927).
+Dimensions: S sequences, T positions, P keys of a sequence, U keys that are written again, W pairs written.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tasks.base import Accuracy, Batch, Ladder, Task, require
+from tasks.mqar import ask, draw_distinct
+
+
+class ForgettingRecall(Task):
+    """Pairs of a key and its value, new values for some of the keys, then every key: its newest value is predicted.
+
+    As in ``mqar`` the filler is token 0, keys are ``[1, V/2)`` and values ``[V/2, V)``, the keys of a sequence are
+    different, and each key returns once, among fillers, at a place that follows the power law. Between pairs and
+    queries, ``updates`` of the keys, in random order, stand with a new value. All values of a sequence are different.
+    Only the queries have targets.
+
+    Example, first sequence of the test split of
+    ``Config(vocab_size=12, length=20, pairs=3, updates=2, train_examples=1, eval_examples=1)``;
+    ``_`` is no target, ``^`` a scored position::
+
+        inputs    1 11  3  7  2 10  2  6  3  8  0  0  3  0  2  0  0  0  1  0
+        targets   _  _  _  _  _  _  _  _  _  _  _  _  8  _  6  _  _  _ 11  _
+        scored    .  .  .  .  .  .  .  .  .  .  .  .  ^  .  ^  .  .  .  ^  .
+
+    Source: https://github.com/HazyResearch/zoology, ``forgetting_mqar.py``. There a new value differs from the key's
+    old one alone, and fillers are random tokens by default, keys and values among them.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Task.Config):
+        """Settings of forgetting recall.
+
+        Attributes:
+            vocab_size: the filler, keys and values together; half are values.
+            length: tokens in a sequence, four for each key and two for each update, or more.
+            pairs: keys in a sequence, and queries.
+            updates: keys that are written again.
+            alpha: exponent of the power law of the queries' places: near 0 most come soon, 1 is uniform.
+        """
+
+        vocab_size: int = 256
+        length: int = 128
+        pairs: int = 16
+        updates: int = 8
+        alpha: float = 0.1
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            require(self.pairs >= 1, f"pairs is {self.pairs}: use at least 1")
+            require(0 <= self.updates <= self.pairs, f"updates is {self.updates}: use 0 to pairs, {self.pairs}")
+
+            smallest = 2 * (self.pairs + max(1, self.updates))
+            require(
+                self.vocab_size % 2 == 0 and self.vocab_size >= smallest,
+                f"vocab_size is {self.vocab_size}: a filler, {self.pairs} different keys and "
+                f"{self.pairs + self.updates} different values need an even number from {smallest}",
+            )
+            shortest = 4 * self.pairs + 2 * self.updates
+            require(
+                self.length >= shortest,
+                f"length is {self.length}: {self.pairs} pairs, {self.updates} updates and the queries need {shortest} "
+                "or more",
+            )
+            require(0 < self.alpha <= 1, f"alpha is {self.alpha}: use a value above 0, at most 1")
+
+    name = "forgetting-mqar"
+    sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {"updates": (0, 4, 16), "vocab_size": (512, 2048, 8192)}
+    ladder = Ladder(
+        axis="keys written again",
+        rungs={updates: {"updates": updates} for updates in (0, 2, 4, 8, 16, 32)},
+        shared={"pairs": 32, "length": 256},
+    )
+    config: Config
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def answer_count(self) -> int:
+        return self.config.vocab_size // 2
+
+    def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
+        pairs, half = self.config.pairs, self.config.vocab_size // 2
+        keys_SP = 1 + draw_distinct(rng, n, pairs, np.ones(half - 1))
+        values_SW = half + draw_distinct(rng, n, pairs + self.config.updates, np.ones(half))
+
+        # What is written: all keys, then some of them again.
+        updated_SU = draw_distinct(rng, n, pairs, np.ones(pairs))[:, : self.config.updates]
+        keys_SW = np.concatenate([keys_SP, np.take_along_axis(keys_SP, updated_SU, axis=1)], axis=1)
+        shown_ST = np.stack([keys_SW, values_SW], axis=2).reshape(n, -1)
+
+        answers_SP = values_SW[:, :pairs].copy()
+        np.put_along_axis(answers_SP, updated_SU, values_SW[:, pairs:], axis=1)
+        return ask(rng, shown_ST, keys_SP[:, :, None], answers_SP, self.config.length, self.config.alpha)
+
+    def ceiling(self, split: str) -> Accuracy:
+        """Return 1: every key behind what is written is a query, and its newest value stands in the input."""
+        return Accuracy(sequence=1.0, token=1.0)
