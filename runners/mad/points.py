@@ -9,11 +9,13 @@ seeds is the same with some rows of ``table``.
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean
+from typing import Any
 
 import pandas as pd
-from scipy.special import stdtrit
+
+from runners.intervals import Estimate, ends
 
 CRITERION = "validation.token_accuracy"
 """What a point is chosen by."""
@@ -28,8 +30,8 @@ FIGURES = (
     *("validation.score", "steps_per_second"),
 )
 """Columns of figures that there always are."""
-HALF = ".half_width"
-"""End of the names of columns with half of a 95% interval."""
+LOW, HIGH = ".low", ".high"
+"""Ends of the names of columns with the ends of a 95% interval."""
 POINT = ["study", "lr", "weight_decay"]
 """Columns that name a grid point."""
 OF_A_RUN = (
@@ -51,12 +53,12 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
     Returns:
         A row for each study and point, in the order of the table. Columns: those of the table that are constant in a
         study; ``seeds``, a list; ``diverged``, the number of seeds that diverged; ``steps_per_second`` and each figure
-        ``X`` such as ``test.token_accuracy``: the mean over the seeds, with half of its 95% Student-t interval in
-        ``X.half_width``; both are NaN if a seed lacks the figure, as one that diverged does, and the interval is NaN
-        for a single seed. ``seconds``: training time, of which runs that are trained together have equal parts.
-        ``grid``: all points of the study, ascending, a tuple. ``chosen``: whether validation chooses the point.
-        ``edge``: ``smallest`` or ``largest`` for a chosen point with the smallest or largest learning rate of its
-        study, unless it reaches the ceiling; else None.
+        ``X`` such as ``test.token_accuracy``: the mean over the seeds, with the ends of its 95% interval
+        (``runners.intervals``) in ``X.low`` and ``X.high``; all are NaN if a seed lacks the figure, as one that
+        diverged does, and the ends are NaN for a single seed. ``seconds``: training time, of which runs that are
+        trained together have equal parts. ``grid``: all points of the study, ascending, a tuple. ``chosen``: whether
+        validation chooses the point. ``edge``: ``smallest`` or ``largest`` for a chosen point with the smallest or
+        largest learning rate of its study, unless it reaches the ceiling; else None.
     """
     table = table.drop_duplicates([*POINT, "seed"], ignore_index=True)
     names = [*dict.fromkeys([*FIGURES, *(name for name in table if "." in str(name))])]
@@ -69,13 +71,20 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
     figures = table.reindex(columns=names).astype(float).where(converged, axis=0).groupby(keys, sort=False)
     whole = figures.count().eq(count, axis=0)
     means = figures.mean().where(whole)
-    widths = figures.std().mul(stdtrit(count - 1, 0.975) / count**0.5, axis=0).where(whole).add_suffix(HALF)
+    errors = figures.std().div(count**0.5, axis=0).where(whole)
+    extremes = [of.where(whole) for of in (figures.min(), figures.max())]
+    limits = {}
+    for name in names:
+        seeds_of = (extremes[0][name], extremes[1][name]) if name.endswith("accuracy") else None
+        limits[name + LOW], limits[name + HIGH] = ends(means[name], errors[name], count, seeds_of)
 
     # A row for each point.
     others = pd.DataFrame({"diverged": ~converged, "seconds": table["seconds"] / table["together"]})
     constant = table.drop_duplicates(POINT).drop(columns=[*OF_A_RUN, *names], errors="ignore").set_index(POINT)
     sums = others.groupby(keys, sort=False).sum()
-    found = pd.concat([constant, seeds.rename("seeds"), sums, means, widths], axis=1).reset_index()
+    found = pd.concat(
+        [constant, seeds.rename("seeds"), sums, means, pd.DataFrame(limits, means.index)], axis=1
+    ).reset_index()
 
     # The choice of each study.
     grids, choices = {}, {}
@@ -110,7 +119,7 @@ def choose(table: pd.DataFrame, without: Collection[GridPoint] = ()) -> GridPoin
     """Return the point of a study with the best mean token accuracy on validation; of equal ones the smallest rates.
 
     Two points are compared by their means over the seeds that both have, those with more seeds first. A point of which
-    any seed diverged is not chosen. A stored result keeps the choice that its column ``stored_choice`` marks.
+    any seed diverged is not chosen, nor one that the column ``candidate`` leaves out, where there is one.
 
     Args:
         table: records of one study.
@@ -121,7 +130,7 @@ def choose(table: pd.DataFrame, without: Collection[GridPoint] = ()) -> GridPoin
     """
     scores: dict[GridPoint, dict[int, float]] = {}
     values = table.get(CRITERION, pd.Series(math.nan, table.index)).astype(float)
-    candidates = table.get("stored_choice", pd.Series(True, table.index)) & table["diverged_step"].isna()
+    candidates = table.get("candidate", pd.Series(True, table.index)) & table["diverged_step"].isna()
     runs = (table["lr"], table["weight_decay"], table["seed"], values.where(candidates))
     for lr, weight_decay, seed, score in zip(*runs, strict=True):
         scores.setdefault((lr, weight_decay), {})[seed] = score
@@ -139,3 +148,9 @@ def choose(table: pd.DataFrame, without: Collection[GridPoint] = ()) -> GridPoin
 def shared_seeds(points: Iterable[Iterable[int]]) -> list[int]:
     """Return the seeds that all points have, ascending."""
     return sorted(set.intersection(*map(set, points)))
+
+
+def estimate_of(row: Mapping[Any, Any], column: str) -> Estimate:
+    """Return the figure of a column of ``points`` with its interval, from a row."""
+    mean, low, high = (float(row[f"{column}{end}"]) for end in ("", LOW, HIGH))
+    return Estimate(mean=mean, low=low, high=high)

@@ -1,8 +1,9 @@
 """Reference rows beside one's own layers, the rank of a layer among them, and what is printed of it.
 
 A reference row and a study are comparable if they share task and data, model (widths and number of layers), training
-(steps, batch, evaluations, optimizer), grid and number of seeds. Precision may differ, so that studies on a laptop have
-reference rows, too. A study with more grid points or seeds is shown as it would be without these.
+(steps, batch, evaluations, optimizer) and number of seeds, and if the study has the grid points that all rows of a task
+have. Precision may differ, so that studies on a laptop have reference rows, too. A study with more seeds than the rows,
+or with grid points that no row has, is shown as it would be without these.
 
 Layers are ranked by mean test accuracy over tokens; equal means share the smaller rank. Two layers are tied if their
 95% intervals overlap. A layer has no rank if no point of its grid converged.
@@ -18,7 +19,7 @@ import pandas as pd
 from rich.console import Console
 
 from mixers.costs import LENGTHS
-from runners.mad.points import HALF, GridPoint, chosen, points
+from runners.mad.points import HIGH, LOW, GridPoint, chosen, points
 from runners.mad.tables import FEW, KINDS, Row, estimate, in_order, intervals_of, labelled, printed_table
 from runners.progress import spell
 from runners.tables import COSTS, FOOTNOTE, abbreviated, cost_cells, fits, ordinal
@@ -52,7 +53,7 @@ def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFr
     if reference is None:
         return _ranked(studies), []
     rows = chosen(points(reference)).assign(own=False)
-    terms = [json.dumps([row[name] for name in ("task", *SHARED, "grid")]) for row in rows.to_dict("records")]
+    terms = [json.dumps([row[name] for name in ("task", *SHARED)]) for row in rows.to_dict("records")]
     groups = [members for _, members in rows.groupby(terms, sort=False)]
 
     shown: list[Row] = []
@@ -66,8 +67,9 @@ def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFr
             if other["task"] != study["task"]:
                 continue
             seeds = int(members["seeds"].map(len).max())
-            (narrow,) = chosen(points(_narrowed(records, other["grid"], seeds))).to_dict("records")
-            differences = _differences(narrow, other, seeds)
+            least, most = (tuple(sorted(of(*map(set, members["grid"])))) for of in (set.intersection, set.union))
+            (narrow,) = chosen(points(_narrowed(records, least, most, seeds))).to_dict("records")
+            differences = _differences(narrow, other | {"grid": least}, seeds)
             if not differences:
                 study = study | narrow | {"group": number}
                 used.setdefault(number, study["setting"])
@@ -266,8 +268,9 @@ def mean_ranks(found: pd.DataFrame) -> pd.DataFrame:
 
 def intervals(found: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Return the ends of the 95% intervals of token accuracy: equal for one seed, NaN without accuracy."""
-    means, halves = _means(found), found[TOKENS + HALF].fillna(0.0)
-    return means - halves, means + halves
+    means = _means(found)
+    low, high = (found[TOKENS + end].astype(float).round(DIGITS).fillna(means) for end in (LOW, HIGH))
+    return low, high
 
 
 def _ranked(found: pd.DataFrame) -> pd.DataFrame:
@@ -287,10 +290,12 @@ def _means(found: pd.DataFrame) -> pd.Series:
     return found[TOKENS].astype(float).round(DIGITS)
 
 
-def _narrowed(table: pd.DataFrame, grid: tuple[GridPoint, ...], seeds: int) -> pd.DataFrame:
-    """Return the records of a study on another grid and with fewer seeds; all records, if the study lacks a point."""
+def _narrowed(
+    table: pd.DataFrame, least: tuple[GridPoint, ...], most: tuple[GridPoint, ...], seeds: int
+) -> pd.DataFrame:
+    """Return the records of a study at some points and seeds; all records, if the study lacks one of the ``least``."""
     at = pd.Series([*zip(table["lr"], table["weight_decay"], strict=True)], table.index)
-    return table[at.isin(grid) & (table["seed"] < seeds)] if set(grid) <= set(at) else table
+    return table[at.isin(most) & (table["seed"] < seeds)] if set(least) <= set(at) else table
 
 
 def _differences(row: Row, other: Row, seeds: int) -> list[str]:
@@ -300,7 +305,8 @@ def _differences(row: Row, other: Row, seeds: int) -> list[str]:
         mine, theirs = row[name], other[name]
         parts = (mine | theirs) if isinstance(theirs, dict) else {}
         pairs |= {key: (mine.get(key), theirs.get(key)) for key in parts} or {name: (mine, theirs)}
-    for i, name in enumerate(("lr", "weight_decay")):
+    lacks = not set(other["grid"]) <= set(row["grid"])
+    for i, name in enumerate(("lr", "weight_decay") if lacks else ()):
         mine, theirs = (sorted({point[i] for point in of["grid"]}) for of in (row, other))
         pairs[name] = " ".join(f"{x:g}" for x in mine), " ".join(f"{x:g}" for x in theirs)
     if row["chosen"]:  # else none was chosen to be repeated, and the number of seeds says nothing

@@ -51,7 +51,7 @@ def write_overview(folder: Path, preset: ReferencePreset) -> list[Path]:
 
 
 def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
-    """Return the page as Markdown.
+    """Return the page as Markdown. A star marks what was chosen at the largest learning rate, below the ceiling.
 
     Args:
         found: chosen points, with ``label`` and ``setting``.
@@ -66,8 +66,9 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
     layers = found[found["layer"].isin([entry.name for entry in LAYERS])]
     counts = layers["layer"].value_counts()
     ranks = mean_ranks(layers[layers["layer"].map(counts) == len(TASKS)])
+    stars = {(name, task): "*" * (row["edge"] == "largest") for (name, task), row in of.items()}
     ranking = [
-        [f"`{name}`", f"{row['mean']:.1f}", *(f"{row[task]:.0f}" for task in TASKS)]
+        [f"`{name}`", f"{row['mean']:.1f}", *(f"{row[task]:.0f}{stars[name, task]}" for task in TASKS)]
         for name, row in (ranks.iterrows() if len(ranks) > 1 else ())
     ]
     for name, count in counts.items():
@@ -88,7 +89,8 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
     parts = [
         "# Reference results",
         f"Made by `{command}` from the files in this folder. Accuracies are token accuracies on the test split: means "
-        "over seeds ± half the 95% interval.",
+        "and 95% intervals over seeds. A star says that the chosen learning rate is the largest of its grid, and the "
+        "accuracy below the ceiling: a larger rate may be better.",
         "![Accuracies of all rows on all tasks](overview.png)",
         "## Ranking",
         markdown(["layer", "mean rank", *tasks], ranking),
