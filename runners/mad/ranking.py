@@ -164,7 +164,7 @@ def print_results(found: pd.DataFrame, reasons: Sequence[str], console: Console,
 
 
 def _print_rows(rows: pd.DataFrame, heading: str, console: Console, costs: bool = False) -> None:
-    """Print rows with their accuracies and ranks; on a narrow console without accuracies of sequences.
+    """Print rows with their accuracies and ranks; on a narrow console without those of sequences, and with two digits.
 
     Args:
         rows: the rows.
@@ -179,27 +179,29 @@ def _print_rows(rows: pd.DataFrame, heading: str, console: Console, costs: bool 
         name = both.get(heading, row["label"])
         mark = "→ " if row["own"] and not rows["own"].all() else "  " if not rows["own"].all() else ""
         remark = f"\n{mark}  {row['remark']}" if isinstance(row["remark"], str) and (row["own"] or costs) else ""
-        sequence, token = (estimate(row, f"test.{kind}_accuracy", 3) for kind in KINDS)
-        token = token or ("diverged" if not row["chosen"] else "")
+        sequence = estimate(row, f"test.{KINDS[0]}_accuracy", 3)
+        token, short = (estimate(row, TOKENS, n) or "diverged" * (not row["chosen"]) for n in (3, 2))
         counts = [str(row[count]) for count in COUNTS]
         has_rank = not pd.isna(row["rank"])
         places = [f"{row['rank']} of {1 + sum(row[count] for count in COUNTS)}", *counts] if has_rank else [""] * 4
         if has_rank and not row["own"]:
             places[1:] = [""] * 3
-        lines.append(([f"{mark}{name}{remark}", token, sequence], places if ranked else []))
+        lines.append(([f"{mark}{name}{remark}", token, sequence, short], places if ranked else []))
         state, flops = (row[figure] or None for figure in ("state", "flops_per_token"))
         of_costs.append(cost_cells(row["parameters"], state, flops))
 
     headings = [heading, "token", "sequence"], ["rank", *COUNTS] if ranked else []
     wide = printed_table(
         [*headings[0], *headings[1], *COSTS * costs],
-        [[*figures, *places, *of_row * costs] for (figures, places), of_row in zip(lines, of_costs, strict=True)],
+        [[*figures[:3], *places, *of_row * costs] for (figures, places), of_row in zip(lines, of_costs, strict=True)],
     )
     if fits(wide, console):
         console.print(wide)
         return
     console.print(
-        printed_table([*headings[0][:2], *headings[1]], [[*figures[:2], *places] for figures, places in lines])
+        printed_table(
+            [*headings[0][:2], *headings[1]], [[figures[0], figures[3], *places] for figures, places in lines]
+        )
     )
     if costs:
         names = [figures[0] for figures, _ in lines]

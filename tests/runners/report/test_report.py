@@ -151,7 +151,7 @@ def test_pictures_draw_each_layer_of_the_records(pages: Path) -> None:
         (article,) = re.findall(rf'<article class="picture" id="full-{picture}">(.*?)</article>', text, re.DOTALL)
         assert len(re.findall(r"<figcaption>", article)) == 3
         assert "<title>rt" in article
-    assert "my_layer:MyLayer: token accuracy 0.8250 ± 0.3177, state 64 floats" in text
+    assert "my_layer:MyLayer: token accuracy 0.8250 (0.3431–0.9770), state 64 floats" in text
     assert "<title>my_layer:MyLayer, seed 1: 0.850 after 100 steps" in text
 
 
