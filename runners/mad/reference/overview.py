@@ -97,9 +97,10 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
         f"Layers that have been run on all {len(TASKS)} tasks are ranked among themselves, on each task by mean "
         "accuracy; equal means share a rank. The mean rank is over all tasks.",
         "## Effective depth",
-        "How many Transformer layers one RT layer is worth: the smallest number of layers whose interval reaches or "
-        "exceeds the interval of RT. Where neither RT nor a Transformer with up to that number of layers answers a "
-        "single whole test sequence, the table says so instead.",
+        "How many Transformer layers one RT layer is worth: the smallest number of layers whose interval overlaps the "
+        "interval of RT, or between two numbers if the smaller is below RT and the larger above. Where neither RT nor "
+        "a Transformer with up to that number of layers answers a single whole test sequence, the table says so "
+        "instead.",
         markdown(["task", "RT, 1 layer", *transformers, "RT is worth"], depths),
         "On parity no number of Transformer layers reaches RT, because softmax attention with relative positions alone "
         "cannot tell `1` from `1 1` at the start of a sequence.",
@@ -111,7 +112,11 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
 
 
 def effective_depth(found: Found, task: str) -> str:
-    """Return in words how many Transformer layers one RT layer is worth on a task."""
+    """Return in words how many Transformer layers one RT layer is worth on a task.
+
+    That is the smallest number whose interval overlaps that of RT; between two where the smaller is below, and the
+    larger above.
+    """
     if any((name, task) not in found for name in ("rt", *DEPTHS)):
         return NOT_RUN
     rt, *deeper = (found[name, task] for name in ("rt", *DEPTHS))
@@ -119,7 +124,11 @@ def effective_depth(found: Found, task: str) -> str:
     seen = [rt, *deeper[: reached[0] if reached else None]]
     if not any(row["test.sequence_accuracy"] > 0 for row in seen):
         return NOT_SOLVED
-    return str(reached[0]) if reached else f"more than {len(DEPTHS)}"
+    if not reached:
+        return f"more than {len(DEPTHS)}"
+    n = reached[0]
+    exceeds = deeper[n - 1]["low"] > rt["high"]
+    return (f"between {n - 1} and {n}" if n > 1 else "less than 1") if exceeds else str(n)
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -80,14 +80,15 @@ def of_depths(rt: float, *transformers: float, sequence: float = 0.1) -> dict[tu
     ("accuracies", "sequence", "depth"),
     [
         ((0.9, 0.3, 0.5, 0.89, 0.3), 0.1, "3"),
-        ((0.9, 0.3, 0.5, 0.87, 0.95), 0.1, "4"),
-        ((0.9, 0.95, 0.0, 0.0, 0.0), 0.1, "1"),
+        ((0.9, 0.3, 0.5, 0.87, 0.91), 0.1, "4"),
+        ((0.9, 0.3, 0.5, 0.87, 0.95), 0.1, "between 3 and 4"),
+        ((0.9, 0.95, 0.0, 0.0, 0.0), 0.1, "less than 1"),
         ((0.9, 0.3, 0.4, 0.5, 0.6), 0.1, "more than 4"),
         ((0.11, 0.05, 0.11, 0.0, 0.0), 0.0, "neither solves it"),  # layers that learn nothing are not worth each other
         ((0.9, 0.3, 0.5), 0.1, "not run yet"),
     ],
 )
-def test_effective_depth_is_the_first_depth_whose_interval_reaches_that_of_rt(
+def test_effective_depth_is_the_first_depth_whose_interval_overlaps_that_of_rt(
     accuracies: tuple[float, ...], sequence: float, depth: str
 ) -> None:
     assert effective_depth(of_depths(*accuracies, sequence=sequence), "parity") == depth
