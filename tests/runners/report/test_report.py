@@ -201,7 +201,7 @@ def test_shipped_results_give_the_analysis_that_was_fixed_beforehand() -> None:
     rho = answer(board, models)
     assert rho is not None
     assert f"{rho.value:.2f}" == claim("tasks-predict-between-families").value
-    assert f"{rho.p:.2f}" == "0.84"
+    assert f"{rho.p:.2f}" == "0.48"
     assert not rho.significant
 
     within = {row.score: row.rhos["within"]["loss"] for row in correlations(board, models, "token")}
