@@ -46,7 +46,7 @@ from runners.gpus import is_worker, run_on_all_gpus, starts_workers
 from runners.mad.chosen import kept_model
 from runners.mad.diagnosis.outputs import UnreadableError, along_the_sequence, predict, profiles
 from runners.mad.experiment import Experiment, plan
-from runners.mad.options import BEYOND, GRIDS, PRESETS, Options
+from runners.mad.options import BEYOND, PRESETS, Options
 from runners.mad.points import choose, chosen, points
 from runners.mad.rows import ENTRIES, Entry, ReferencePreset, file_of, with_candidates
 from runners.mad.search import train_studies
@@ -149,7 +149,7 @@ def train(entry: Entry, task: str, given: ReferenceOptions, console: Console) ->
         of_one, experiment = given.study(entry, task)
         ((experiment, table),) = train_studies([experiment], of_one, console)
         if given.preset == "full" and chosen(points(table))["edge"].item() == "largest":
-            further = replace(of_one, lr=(*GRIDS["wide"], *BEYOND))
+            further = replace(of_one, lr=(*dict.fromkeys(run.lr for run in of_one.runs), *BEYOND))
             ((experiment, more),) = train_studies([experiment], further, console)
             table = with_candidates(pd.concat([table, more]).drop_duplicates("file"))
 
