@@ -12,11 +12,10 @@ from torch import nn
 from mixers import MIXERS
 from mixers.named import name_of
 from mixers.registry import find_mixer
-from runners.intervals import Estimate
 from runners.mad.chosen import kept_model, runs_of_choice
 from runners.mad.experiment import Experiment, plan
 from runners.mad.options import defaults
-from runners.mad.points import chosen, estimate_of, points
+from runners.mad.points import Estimate, chosen, estimate_of, points
 from runners.mad.ranking import ranking
 from runners.mad.search import prepare, print_and_rank, train_studies
 from runners.mad.training.protocol import Run

@@ -6,16 +6,27 @@
 
 Everything that is printed, drawn or ranked comes from these tables. What a study would show with fewer grid points or
 seeds is the same with some rows of ``table``.
+
+The 95% interval of an accuracy is Student's t on the logit of the mean m: the standard error of the mean is divided by
+m (1 - m), the slope of the logistic function, and the ends are mapped back. So it stays within [0, 1], and is longer on
+the side of one half. As a logit reaches neither 0 nor 1, an end is 0 or 1 where a seed is; seeds that all are have an
+interval without length. Of five seeds of skewed distributions these intervals contain the true mean in 90 to 95% of
+cases, Student's t cut at 0 and 1 in 84 to 95%, and a percentile bootstrap in 74 to 84% (results/notes/2026-11-28.md).
+Losses and other figures have Student's t itself.
+
+An interval contains what seeds change: initial parameters and the order of the data. It does not contain the draw of
+the training set, which all seeds share, nor that of the evaluated sequences.
 """
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pandas as pd
-
-from runners.intervals import Estimate, ends
+from scipy.special import expit, logit, stdtrit
 
 CRITERION = "validation.token_accuracy"
 """What a point is chosen by."""
@@ -44,6 +55,20 @@ GridPoint = tuple[float, float]
 """Learning rate and weight decay."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Mean over seeds, and the ends of its 95% interval; NaN for a single seed."""
+
+    mean: float
+    low: float
+    high: float
+
+    def text(self, digits: int = 4) -> str:
+        """``mean`` or ``mean (low–high)``; an empty text for NaN."""
+        mean, low, high = (f"{y:.{digits}f}" for y in (self.mean, self.low, self.high))
+        return "" if math.isnan(self.mean) else mean + ("" if math.isnan(self.low) else f" ({low}–{high})")
+
+
 def points(table: pd.DataFrame) -> pd.DataFrame:
     """Return the grid points of studies.
 
@@ -54,7 +79,7 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
         A row for each study and point, in the order of the table. Columns: those of the table that are constant in a
         study; ``seeds``, a list; ``diverged``, the number of seeds that diverged; ``steps_per_second`` and each figure
         ``X`` such as ``test.token_accuracy``: the mean over the seeds, with the ends of its 95% interval
-        (``runners.intervals``) in ``X.low`` and ``X.high``; all are NaN if a seed lacks the figure, as one that
+        in ``X.low`` and ``X.high``; all are NaN if a seed lacks the figure, as one that
         diverged does, and the ends are NaN for a single seed. ``seconds``: training time, of which runs that are
         trained together have equal parts. ``grid``: all points of the study, ascending, a tuple. ``chosen``: whether
         validation chooses the point. ``edge``: ``smallest`` or ``largest`` for a chosen point with the smallest or
@@ -103,6 +128,28 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
     found.loc[is_open & (found["lr"] == least), "edge"] = "smallest"
     found.loc[is_open & (found["lr"] == most), "edge"] = "largest"
     return found
+
+
+def ends(mean: Any, error: Any, n: Any, seeds: tuple[Any, Any] | None) -> tuple[Any, Any]:
+    """Return the ends of 95% intervals of means over seeds, NaN for a single seed; arguments are arrays or numbers.
+
+    Args:
+        mean: the means.
+        error: their standard errors.
+        n: numbers of seeds.
+        seeds: of accuracies, the smallest and the largest among the seeds; None for figures without bounds.
+    """
+    width = stdtrit(n - 1, 0.975) * error
+    if seeds is None:
+        return mean - width, mean + width
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        step = width / (mean * (1 - mean))
+        low, high = expit(logit(mean) - step), expit(logit(mean) + step)
+    of_equal = error == 0
+    low = np.where((seeds[0] == 0) & (n > 1), 0.0, np.where(of_equal, mean, low))
+    high = np.where((seeds[1] == 1) & (n > 1), 1.0, np.where(of_equal, mean, high))
+    return low, high
 
 
 def chosen(grid: pd.DataFrame) -> pd.DataFrame:

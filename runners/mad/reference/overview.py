@@ -64,7 +64,7 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
 
     # Ranks of the layers that have all tasks; the others stand below.
     layers = found[found["layer"].isin([entry.name for entry in LAYERS])]
-    counts = layers["layer"].value_counts()
+    counts = layers["layer"].value_counts().reindex([entry.name for entry in LAYERS], fill_value=0)
     ranks = mean_ranks(layers[layers["layer"].map(counts) == len(TASKS)])
     stars = {(name, task): "*" * (row["edge"] == "largest") for (name, task), row in of.items()}
     ranking = [

