@@ -1,23 +1,9 @@
-"""The mean over seeds, and its interval."""
+"""The mean over seeds, and its interval by Student's t."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from scipy.special import stdtrit
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """Mean over seeds, and half the width of its 95% Student-t interval; NaN for a single seed."""
-
-    mean: float
-    half_width: float
-
-    def text(self, digits: int = 4) -> str:
-        """``mean`` or ``mean ± half width``."""
-        interval = "" if math.isnan(self.half_width) else f" ± {self.half_width:.{digits}f}"
-        return f"{self.mean:.{digits}f}{interval}"
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:

@@ -26,6 +26,13 @@ class Compression(Task):
         scored   ^ ^ ^ ^ ^ ^ ^ .
 
     Source: Poli et al. 2024 (arXiv:2403.17844), "compression".
+
+    Differs from the reference:
+        Poli et al. 2024 and https://github.com/athms/mad-lab, mad/data/instances.py
+        (``generate_compression_instance``).
+
+        - scoring: 31 of 32 tokens; theirs also scores the compression token, which is always the same.
+        - left out: noise, whose tokens are targets in theirs.
     """
 
     @dataclass(frozen=True, kw_only=True)

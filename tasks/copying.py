@@ -47,6 +47,16 @@ class Copying(Task):
         scored   . . . . . . . ^ ^ ^ ^ ^ ^ . .
 
     Source: Jelassi et al. 2024 (arXiv:2402.01032).
+
+    Differs from the reference:
+        Jelassi et al. 2024 and https://github.com/sjelassi/transformers_ssm_copy, synthetic_exps/data_utils.py.
+
+        - sequences: an n-gram that is asked for occurs once in the string; theirs is drawn among all n-grams of a
+          string that has a unique one, its last ones left out. In "duplicate-ngram" one n-gram occurs twice; theirs
+          replaces every occurrence of one by another.
+        - scoring: letters alone; theirs also scores the ``.`` behind them.
+        - training: 12,800 packed sequences, each read 200 times; theirs draws new ones for every batch.
+        - evaluation: strings of one length in each set; theirs draws lengths from a range.
     """
 
     @dataclass(frozen=True, kw_only=True)

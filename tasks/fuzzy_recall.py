@@ -39,6 +39,17 @@ class FuzzyInContextRecall(Task):
         scored   . . . . . . . . . . ^ . . ^ ^ .
 
     Source: Poli et al. 2024 (arXiv:2403.17844), "fuzzy in-context recall".
+
+    Differs from the reference:
+        Poli et al. 2024 and https://github.com/athms/mad-lab, mad/data/instances.py
+        (``generate_fuzzy_in_context_recall_instance``), with its option ``multi_query``.
+
+        - tokens: in a sequence, keys with the same first token have the same length, so that none begins another;
+          theirs are drawn independently, so that the end of a key is not known from what has been read.
+        - sequences: the last key was always shown before; in theirs the key that is asked last may never have been.
+        - evaluation: keys of 1 to ``max_motif`` tokens, as in training, with 25.7 answers in a sequence; theirs has the
+          longest keys alone, with 4.4, which is the extrapolation set "longest keys" here.
+        - left out: noise; a single query behind a copy token (``multi_query`` off).
     """
 
     @dataclass(frozen=True, kw_only=True)

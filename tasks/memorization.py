@@ -28,6 +28,15 @@ class Memorization(Task):
         scored   . ^ . ^ . ^ . ^
 
     Source: Poli et al. 2024 (arXiv:2403.17844), "memorization".
+
+    Differs from the reference:
+        Poli et al. 2024 and https://github.com/athms/mad-lab, mad/data/instances.py
+        (``generate_memorization_instance``).
+
+        - tokens: the values are a permutation of K tokens; theirs draws them from K + 1.
+        - evaluation: the ceiling counts the keys that no training sequence shows; theirs does not say that there are
+          some.
+        - left out: noise.
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,16 @@ class MultiQueryRecall(Extrapolation):
         scored    .  .  .  .  .  .  .  .  .  .  ^  .  ^  .  ^  .
 
     Source: Arora et al. 2023 (arXiv:2312.04927), "multi-query associative recall".
+
+    Differs from the reference:
+        Arora et al. 2023 and https://github.com/HazyResearch/zoology, zoology/data/multiquery_ar.py.
+
+        - tokens: a vocabulary of 256; theirs has 8,192.
+        - sequences: token 0 stands where nothing is asked; theirs has random tokens there (``random_non_queries``).
+          ``alpha`` is 0.1; theirs is 0.01 (``power_a``), so that queries come sooner.
+        - training: 12,800 sequences of one length with 16 pairs; theirs has 100,000 and more, of several lengths with 4
+          to 64 pairs.
+        - left out: several passes over the pairs (``num_passes``).
     """
 
     @dataclass(frozen=True, kw_only=True)

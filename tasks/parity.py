@@ -32,6 +32,14 @@ class Parity(RunningProduct):
 
     Source: Delétang et al. 2023 (arXiv:2207.02098), "parity check", asked at every position as in Liu et al. 2023
     (arXiv:2210.10749).
+
+    Differs from the reference:
+        Delétang et al. 2023, arXiv:2207.02098, "parity check".
+
+        - targets: the parity so far at every position, as in Liu et al. 2023; theirs is asked once, behind the string.
+        - training: 12,800 strings of 40 bits, each read 200 times; theirs draws new strings of 1 to 40 bits for every
+          batch.
+        - evaluation: 40, 80 and 160 bits; theirs has lengths up to 500.
     """
 
     @dataclass(frozen=True, kw_only=True)

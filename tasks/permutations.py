@@ -35,6 +35,14 @@ class Permutations(RunningProduct):
         scored   ^ ^ ^ ^ ^ ^ ^ ^
 
     Source: Merrill et al. 2024 (arXiv:2404.08819), word problem of S5; Liu et al. 2023 (arXiv:2210.10749).
+
+    Differs from the reference:
+        Merrill et al. 2024, section 5, and https://github.com/jopetty/word-problem.
+
+        - tokens: permutations are numbered in lexicographic order of their images, and the one that is read first acts
+          first; theirs have the numbers of the package abstract_algebra.
+        - training: 12,800 sequences of 16 permutations; theirs has a data set for each length.
+        - left out: A5 and other groups but S3 and S4.
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,13 @@ class InContextRecall(Task):
         scored   . . . . . . ^ . ^ . ^ .
 
     Source: Poli et al. 2024 (arXiv:2403.17844), "in-context recall".
+
+    Differs from the reference:
+        Poli et al. 2024 and https://github.com/athms/mad-lab, mad/data/instances.py
+        (``generate_in_context_recall_instance``), with its option ``multi_query``.
+
+        - sequences: ``length`` tokens; theirs ends at the last key, one token earlier.
+        - left out: a single query behind a copy token (``multi_query`` off).
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -91,6 +98,13 @@ class NoisyInContextRecall(Task):
         scored    .  .  .  .  .  .  ^  .  ^  .  ^  .
 
     Source: Poli et al. 2024 (arXiv:2403.17844), "noisy in-context recall".
+
+    Differs from the reference:
+        Poli et al. 2024 and https://github.com/athms/mad-lab, mad/data/instances.py
+        (``generate_noisy_in_context_recall_instance``), with its option ``multi_query``.
+
+        - sequences: ``length`` tokens; theirs ends at the last key, one token earlier.
+        - left out: a single query behind a copy token (``multi_query`` off).
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,13 @@ class SelectiveCopying(Task):
         scored   . . . . . . . . . ^ ^ ^
 
     Source: Poli et al. 2024 (arXiv:2403.17844), "selective copying".
+
+    Differs from the reference:
+        Poli et al. 2024 and https://github.com/athms/mad-lab, mad/data/instances.py
+        (``generate_selective_copying_instance``).
+
+        - sequences: the places of the data tokens are uniform; theirs inserts each blank before one of the data tokens,
+          so that a data token always stands before the copy token.
     """
 
     @dataclass(frozen=True, kw_only=True)

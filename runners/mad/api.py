@@ -12,11 +12,10 @@ from torch import nn
 from mixers import MIXERS
 from mixers.named import name_of
 from mixers.registry import find_mixer
-from runners.intervals import Estimate
 from runners.mad.chosen import kept_model, runs_of_choice
 from runners.mad.experiment import Experiment, plan
 from runners.mad.options import defaults
-from runners.mad.points import chosen, points
+from runners.mad.points import Estimate, chosen, estimate_of, points
 from runners.mad.ranking import ranking
 from runners.mad.search import prepare, print_and_rank, train_studies
 from runners.mad.training.protocol import Run
@@ -68,9 +67,9 @@ class Study:
         """Return the figures of the chosen point on a split by their names."""
         point = chosen(points(self.table)).iloc[0]
         return {
-            name: Estimate(mean=float(mean), half_width=float(point[f"{split}.{name}.half_width"]))
+            name: estimate_of(point, f"{split}.{name}")
             for name in ("sequence_accuracy", "token_accuracy", "loss")
-            if pd.notna(mean := point.get(f"{split}.{name}"))
+            if pd.notna(point.get(f"{split}.{name}"))
         }
 
     @property
@@ -84,7 +83,7 @@ class Study:
         return self.experiment.instance.chance("test")
 
     def points(self) -> pd.DataFrame:
-        """One row per grid point: its settings, means over seeds with half of their 95% intervals, and the choice."""
+        """One row per grid point: its settings, means over seeds, the ends of their 95% intervals, the choice."""
         found = points(self.table)
         settings = ["lr", "weight_decay", "seeds", "diverged", "chosen", "edge", "steps_per_second"]
         return found[[*settings, *(name for name in found if "." in name)]]

@@ -15,8 +15,8 @@ from matplotlib.patches import Patch
 
 from mixers.costs import LENGTHS
 from runners.files import write_atomically
-from runners.mad.points import HALF
-from runners.mad.tables import FEW, KINDS, beyond_training
+from runners.mad.points import HIGH, LOW, estimate_of
+from runners.mad.tables import FEW, KINDS, STAR, Row, beyond_training
 from runners.style import PLAIN_TEXT, styles, write_chart
 
 COLORS = colormaps["viridis"].with_extremes(bad="lightgrey")
@@ -46,8 +46,11 @@ def plot_comparison(found: pd.DataFrame, file: Path) -> None:
     for row in found.to_dict("records"):
         limits = {f"{name}_{kind}": row[name][kind] for name in ("ceiling", "chance") for kind in KINDS}
         for split in ("test", *beyond_training(row)):
-            columns = {f"{kind}_accuracy": row[f"{split}.{kind}_accuracy"] for kind in KINDS}
-            halves = {f"{kind}_accuracy_half_width": row[f"{split}.{kind}_accuracy{HALF}"] for kind in KINDS}
+            columns = {
+                f"{kind}_accuracy{end.replace('.', '_')}": row[f"{split}.{kind}_accuracy{end}"]
+                for end in ("", LOW, HIGH)
+                for kind in KINDS
+            }
             line = {
                 "task": row["task"],
                 "difficulty": row["difficulty"],
@@ -56,7 +59,6 @@ def plot_comparison(found: pd.DataFrame, file: Path) -> None:
                 **{name: row[name] for name in TRAINED},
                 "options": json.dumps(row["mixer_config"]),
                 **columns,
-                **halves,
                 "seeds": len(row["seeds"]),
                 "failure": "" if row["chosen"] else "diverged",
                 **(limits if split == "test" else dict.fromkeys(limits)),
@@ -73,7 +75,7 @@ def plot_comparison(found: pd.DataFrame, file: Path) -> None:
 def draw_bars(found: pd.DataFrame) -> Figure:
     """Draw one panel per accuracy, with one group of bars per setting and the numbers in a row above the bars.
 
-    Whiskers are 95% intervals, clipped to [0, 1].
+    Whiskers are 95% intervals.
 
     Args:
         found: chosen points with ``label`` and ``setting``.
@@ -86,13 +88,12 @@ def draw_bars(found: pd.DataFrame) -> Figure:
         for row in found.to_dict("records"):
             slot = labels.index(row["label"]) - (len(labels) - 1) / 2
             x = settings.index(row["setting"]) + slot * width
-            mean, half = row[f"test.{kind}_accuracy"], row[f"test.{kind}_accuracy{HALF}"]
-            if not math.isnan(mean):
-                axes.bar(x, mean, 0.94 * width, color=look[row["label"]].color)
-                axes.text(x, NUMBERS, f"{mean:.2f}", ha="center", va="bottom", fontsize=8)
-            if not math.isnan(half):
-                ends = [[min(half, mean)], [min(half, 1 - mean)]]
-                axes.errorbar(x, mean, ends, color="black", capsize=3)
+            of = estimate_of(row, f"test.{kind}_accuracy")
+            if not math.isnan(of.mean):
+                axes.bar(x, of.mean, 0.94 * width, color=look[row["label"]].color)
+                axes.text(x, NUMBERS, f"{of.mean:.2f}{_star(row)}", ha="center", va="bottom", fontsize=8)
+            if not math.isnan(of.low):
+                axes.errorbar(x, of.mean, [[of.mean - of.low], [of.high - of.mean]], color="black", capsize=3)
             for name, line in (("ceiling", "solid"), ("chance", "dotted")):
                 axes.hlines(row[name][kind], x - width / 2, x + width / 2, colors="black", linestyles=line)
         axes.set_ylim(0, TOP)
@@ -101,8 +102,8 @@ def draw_bars(found: pd.DataFrame) -> Figure:
 
     ticks = [textwrap.fill(setting, LONGEST_TICK, break_on_hyphens=False) for setting in settings]
     panels[-1].set_xticks(range(len(settings)), ticks, fontsize=8)
-    meaning = "\nbars and numbers: means; whiskers: 95% t-intervals within [0, 1]"
-    figure.suptitle(title(found) + meaning * (_has_intervals(found)), fontsize=10)
+    meaning = "\nbars and numbers: means; whiskers: 95% intervals" * _has_intervals(found)
+    figure.suptitle(title(found) + meaning + _meaning_of_star(found), fontsize=10)
 
     # The legend below the panels, in as many columns as fit; its width is known only when it is part of the figure.
     handles: list[Any] = [Patch(color=look[label].color, label=_broken(label)) for label in labels]
@@ -141,7 +142,7 @@ def draw_heat_map(found: pd.DataFrame) -> Figure:
     lines = max(name.count("\n") for name in names) + 1
     height = 2.8 + max(0.36 if several else 0.28, 0.16 * lines) * len(labels)
     figure = Figure(figsize=(4 + max(4, len(settings)), height), layout="constrained")
-    figure.suptitle(title(found) + "\nmeans ± half the 95% t-interval" * several, fontsize=11)
+    figure.suptitle(title(found) + "\nmeans and 95% intervals" * several + _meaning_of_star(found), fontsize=11)
 
     panels = figure.subplots(1, 2, sharey=True)
     rows = {(row["label"], row["setting"]): row for row in found.to_dict("records")}
@@ -151,13 +152,14 @@ def draw_heat_map(found: pd.DataFrame) -> Figure:
         for (label, setting), row in rows.items():
             column = settings.index(setting)
             means[[0, -1], column] = row["ceiling"][kind], row["chance"][kind]
-            mean, half = row[f"test.{kind}_accuracy"], row[f"test.{kind}_accuracy{HALF}"]
+            of = estimate_of(row, f"test.{kind}_accuracy")
             at = labels.index(label), column
-            means[at] = mean
+            means[at] = of.mean
             if not row["chosen"]:
                 texts[at] = "div."
-            elif not math.isnan(mean):
-                texts[at] = f"{mean:.2f}" + ("" if math.isnan(half) else f"\n±{half:.2f}")
+            elif not math.isnan(of.mean):
+                interval = "–".join(f"{end:.2f}".removeprefix("0") for end in (of.low, of.high))
+                texts[at] = f"{of.mean:.2f}{_star(row)}" + f"\n{interval}" * (not math.isnan(of.low))
         texts[[0, -1]] = [[f"{limit:.2f}" for limit in limits] for limits in means[[0, -1]]]
 
         # Dark texts on light cells, and light ones on dark cells.
@@ -197,7 +199,15 @@ def title(found: pd.DataFrame) -> str:
 
 
 def _has_intervals(found: pd.DataFrame) -> bool:
-    return bool(found[f"test.token_accuracy{HALF}"].notna().any())
+    return bool(found[f"test.token_accuracy{LOW}"].notna().any())
+
+
+def _star(row: Row) -> str:
+    return "*" * (row["edge"] == "largest")
+
+
+def _meaning_of_star(found: pd.DataFrame) -> str:
+    return "\n" + STAR.removeprefix("; ") if (found["edge"] == "largest").any() else ""
 
 
 def _broken(name: str) -> str:

@@ -25,6 +25,8 @@ GRIDS: dict[GridName, tuple[float, ...]] = {
     "wide": (1e-4, 5e-4, 1e-3, 2e-3, 5e-3),
 }
 """Learning rates of each grid. ``paper`` is that of Oncescu et al. 2026, appendix "Synthetic experiments"."""
+BEYOND = (1e-2, 2e-2)
+"""Learning rates that the reference protocol adds where the largest of the wide grid is chosen, below the ceiling."""
 WEIGHT_DECAYS = (0.0, 0.1)
 MOST = {"seeds": 10**4, "evaluations": 10**5, "layers": 10**3}
 """Largest values of options; memory bounds the others (``runners.mad.checks``)."""

@@ -6,15 +6,27 @@
 
 Everything that is printed, drawn or ranked comes from these tables. What a study would show with fewer grid points or
 seeds is the same with some rows of ``table``.
+
+The 95% interval of an accuracy is Student's t on the logit of the mean m: the standard error of the mean is divided by
+m (1 - m), the slope of the logistic function, and the ends are mapped back. So it stays within [0, 1], and is longer on
+the side of one half. As a logit reaches neither 0 nor 1, an end is 0 or 1 where a seed is; seeds that all are have an
+interval without length. Of five seeds of skewed distributions these intervals contain the true mean in 90 to 95% of
+cases, Student's t cut at 0 and 1 in 84 to 95%, and a percentile bootstrap in 74 to 84% (results/notes/2026-11-28.md).
+Losses and other figures have Student's t itself.
+
+An interval contains what seeds change: initial parameters and the order of the data. It does not contain the draw of
+the training set, which all seeds share, nor that of the evaluated sequences.
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
+from scipy.special import expit, logit, stdtrit
 
 CRITERION = "validation.token_accuracy"
 """What a point is chosen by."""
@@ -29,8 +41,8 @@ FIGURES = (
     *("validation.score", "steps_per_second"),
 )
 """Columns of figures that there always are."""
-HALF = ".half_width"
-"""End of the names of columns with half of a 95% interval."""
+LOW, HIGH = ".low", ".high"
+"""Ends of the names of columns with the ends of a 95% interval."""
 POINT = ["study", "lr", "weight_decay"]
 """Columns that name a grid point."""
 OF_A_RUN = (
@@ -43,6 +55,20 @@ GridPoint = tuple[float, float]
 """Learning rate and weight decay."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Mean over seeds, and the ends of its 95% interval; NaN for a single seed."""
+
+    mean: float
+    low: float
+    high: float
+
+    def text(self, digits: int = 4) -> str:
+        """``mean`` or ``mean (low–high)``; an empty text for NaN."""
+        mean, low, high = (f"{y:.{digits}f}" for y in (self.mean, self.low, self.high))
+        return "" if math.isnan(self.mean) else mean + ("" if math.isnan(self.low) else f" ({low}–{high})")
+
+
 def points(table: pd.DataFrame) -> pd.DataFrame:
     """Return the grid points of studies.
 
@@ -52,12 +78,12 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
     Returns:
         A row for each study and point, in the order of the table. Columns: those of the table that are constant in a
         study; ``seeds``, a list; ``diverged``, the number of seeds that diverged; ``steps_per_second`` and each figure
-        ``X`` such as ``test.token_accuracy``: the mean over the seeds, with half of its 95% Student-t interval in
-        ``X.half_width``; both are NaN if a seed lacks the figure, as one that diverged does, and the interval is NaN
-        for a single seed. ``seconds``: training time, of which runs that are trained together have equal parts.
-        ``grid``: all points of the study, ascending, a tuple. ``chosen``: whether validation chooses the point.
-        ``edge``: ``smallest`` or ``largest`` for a chosen point with the smallest or largest learning rate of its
-        study, unless it reaches the ceiling; else None.
+        ``X`` such as ``test.token_accuracy``: the mean over the seeds, with the ends of its 95% interval
+        in ``X.low`` and ``X.high``; all are NaN if a seed lacks the figure, as one that
+        diverged does, and the ends are NaN for a single seed. ``seconds``: training time, of which runs that are
+        trained together have equal parts. ``grid``: all points of the study, ascending, a tuple. ``chosen``: whether
+        validation chooses the point. ``edge``: ``smallest`` or ``largest`` for a chosen point with the smallest or
+        largest learning rate of its study, unless it reaches the ceiling; else None.
     """
     figures = [*dict.fromkeys([*FIGURES, *(name for name in table if "." in str(name))])]
     constant = [name for name in table if name not in {*POINT, *OF_A_RUN, *figures}]
@@ -73,21 +99,25 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
 
     # The choice of each study.
     scores = of_runs[figures.index(CRITERION)]
-    if "stored_choice" in columns:
-        scores = np.where(columns["stored_choice"], scores, math.nan)
+    if "candidate" in columns:
+        scores = np.where(columns["candidate"], scores, math.nan)
     studies: dict[str, dict[GridPoint, dict[int, float]]] = {}
     for (study, lr, weight_decay), of_seeds in runs.items():
         studies.setdefault(study, {})[lr, weight_decay] = {seed: float(scores[i]) for seed, i in of_seeds.items()}
     choices = {study: _best(of_study) for study, of_study in studies.items()}
 
     # A row for each point.
+    bounded = np.array([name.endswith("accuracy") for name in figures])
     found, edges = [], []
     for (study, lr, weight_decay), of_seeds in runs.items():
         members, count, grid = [*of_seeds.values()], len(of_seeds), tuple(sorted(studies[study]))
-        of_point, half = of_runs[:, members], np.full(len(figures), math.nan)
+        of_point = of_runs[:, members]
         means = of_point.mean(axis=1)  # NaN if a seed lacks the figure
+        low, high = np.full((2, len(figures)), math.nan)
         if count > 1:
-            half = of_point.std(axis=1, ddof=1) * stdtrit(count - 1, 0.975) / count**0.5
+            errors, extremes = of_point.std(axis=1, ddof=1) / count**0.5, (of_point.min(axis=1), of_point.max(axis=1))
+            free, within = ends(means, errors, count, None), ends(means, errors, count, extremes)
+            low, high = (np.where(bounded, *pair) for pair in zip(within, free, strict=True))
 
         # Whether it is at an end of the grid.
         is_chosen, edge = choices[study] == (lr, weight_decay), None
@@ -103,13 +133,37 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
             "seconds": sum(columns["seconds"][i] / columns["together"][i] for i in members),
         }
         edges.append(edge)
-        widths = {f"{name}{HALF}": float(width) for name, width in zip(figures, half, strict=True)}
+        limits = {name + LOW: float(y) for name, y in zip(figures, low, strict=True)}
+        limits |= {name + HIGH: float(y) for name, y in zip(figures, high, strict=True)}
         of_means = dict(zip(figures, means.tolist(), strict=True))
         choice = {"grid": grid, "chosen": is_chosen}
-        found.append({**rates, **same, "seeds": sorted(of_seeds), **sums, **of_means, **widths, **choice})
-    order = [*POINT, *constant, "seeds", "diverged", "seconds", *figures, *(f"{name}{HALF}" for name in figures)]
+        found.append({**rates, **same, "seeds": sorted(of_seeds), **sums, **of_means, **limits, **choice})
+    limits_of = [name + end for name in figures for end in (LOW, HIGH)]
+    order = [*POINT, *constant, "seeds", "diverged", "seconds", *figures, *limits_of]
     made = pd.DataFrame(found, columns=[*order, "grid", "chosen"])
     return made.assign(edge=pd.Series(edges, dtype=object))
+
+
+def ends(mean: Any, error: Any, n: Any, seeds: tuple[Any, Any] | None) -> tuple[Any, Any]:
+    """Return the ends of 95% intervals of means over seeds, NaN for a single seed; arguments are arrays or numbers.
+
+    Args:
+        mean: the means.
+        error: their standard errors.
+        n: numbers of seeds.
+        seeds: of accuracies, the smallest and the largest among the seeds; None for figures without bounds.
+    """
+    width = stdtrit(n - 1, 0.975) * error
+    if seeds is None:
+        return mean - width, mean + width
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        step = width / (mean * (1 - mean))
+        low, high = expit(logit(mean) - step), expit(logit(mean) + step)
+    of_equal = error == 0
+    low = np.where((seeds[0] == 0) & (n > 1), 0.0, np.where(of_equal, mean, low))
+    high = np.where((seeds[1] == 1) & (n > 1), 1.0, np.where(of_equal, mean, high))
+    return low, high
 
 
 def chosen(grid: pd.DataFrame) -> pd.DataFrame:
@@ -126,7 +180,7 @@ def choose(table: pd.DataFrame, without: Collection[GridPoint] = ()) -> GridPoin
     """Return the point of a study with the best mean token accuracy on validation; of equal ones the smallest rates.
 
     Two points are compared by their means over the seeds that both have, those with more seeds first. A point of which
-    any seed diverged is not chosen. A stored result keeps the choice that its column ``stored_choice`` marks.
+    any seed diverged is not chosen, nor one that the column ``candidate`` leaves out, where there is one.
 
     Args:
         table: records of one study.
@@ -137,7 +191,7 @@ def choose(table: pd.DataFrame, without: Collection[GridPoint] = ()) -> GridPoin
     """
     scores: dict[GridPoint, dict[int, float]] = {}
     values = table.get(CRITERION, pd.Series(math.nan, table.index)).astype(float)
-    candidates = table.get("stored_choice", pd.Series(True, table.index)) & table["diverged_step"].isna()
+    candidates = table.get("candidate", pd.Series(True, table.index)) & table["diverged_step"].isna()
     runs = (table["lr"], table["weight_decay"], table["seed"], values.where(candidates))
     for lr, weight_decay, seed, score in zip(*runs, strict=True):
         scores.setdefault((lr, weight_decay), {})[seed] = score
@@ -160,3 +214,9 @@ def _best(scores: dict[GridPoint, dict[int, float]], without: Collection[GridPoi
 def shared_seeds(points: Iterable[Iterable[int]]) -> list[int]:
     """Return the seeds that all points have, ascending."""
     return sorted(set.intersection(*map(set, points)))
+
+
+def estimate_of(row: Mapping[Any, Any], column: str) -> Estimate:
+    """Return the figure of a column of ``points`` with its interval, from a row."""
+    mean, low, high = (float(row[f"{column}{end}"]) for end in ("", LOW, HIGH))
+    return Estimate(mean=mean, low=low, high=high)

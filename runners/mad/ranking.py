@@ -1,8 +1,9 @@
 """Reference rows beside one's own layers, the rank of a layer among them, and what is printed of it.
 
 A reference row and a study are comparable if they share task and data, model (widths and number of layers), training
-(steps, batch, evaluations, optimizer), grid and number of seeds. Precision may differ, so that studies on a laptop have
-reference rows, too. A study with more grid points or seeds is shown as it would be without these.
+(steps, batch, evaluations, optimizer) and number of seeds, and if the study has the grid points that all rows of a task
+have. Precision may differ, so that studies on a laptop have reference rows, too. A study with more seeds than the rows,
+or with grid points that no row has, is shown as it would be without these.
 
 Layers are ranked by mean test accuracy over tokens; equal means share the smaller rank. Two layers are tied if their
 95% intervals overlap. A layer has no rank if no point of its grid converged.
@@ -18,7 +19,7 @@ import pandas as pd
 from rich.console import Console
 
 from mixers.costs import LENGTHS
-from runners.mad.points import HALF, GridPoint, chosen, points
+from runners.mad.points import HIGH, LOW, GridPoint, chosen, points
 from runners.mad.tables import FEW, KINDS, Row, estimate, in_order, intervals_of, labelled, printed_table
 from runners.progress import spell
 from runners.tables import COSTS, FOOTNOTE, abbreviated, cost_cells, fits, ordinal
@@ -52,7 +53,7 @@ def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFr
     if reference is None:
         return _ranked(studies), []
     rows = chosen(points(reference)).assign(own=False)
-    terms = [json.dumps([row[name] for name in ("task", *SHARED, "grid")]) for row in rows.to_dict("records")]
+    terms = [json.dumps([row[name] for name in ("task", *SHARED)]) for row in rows.to_dict("records")]
     groups = [members for _, members in rows.groupby(terms, sort=False)]
 
     shown: list[Row] = []
@@ -66,8 +67,9 @@ def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFr
             if other["task"] != study["task"]:
                 continue
             seeds = int(members["seeds"].map(len).max())
-            (narrow,) = chosen(points(_narrowed(records, other["grid"], seeds))).to_dict("records")
-            differences = _differences(narrow, other, seeds)
+            least, most = (tuple(sorted(of(*map(set, members["grid"])))) for of in (set.intersection, set.union))
+            (narrow,) = chosen(points(_narrowed(records, least, most, seeds))).to_dict("records")
+            differences = _differences(narrow, other | {"grid": least}, seeds)
             if not differences:
                 study = study | narrow | {"group": number}
                 used.setdefault(number, study["setting"])
@@ -162,7 +164,7 @@ def print_results(found: pd.DataFrame, reasons: Sequence[str], console: Console,
 
 
 def _print_rows(rows: pd.DataFrame, heading: str, console: Console, costs: bool = False) -> None:
-    """Print rows with their accuracies and ranks; on a narrow console without accuracies of sequences.
+    """Print rows with their accuracies and ranks; on a narrow console without those of sequences, and with two digits.
 
     Args:
         rows: the rows.
@@ -177,27 +179,29 @@ def _print_rows(rows: pd.DataFrame, heading: str, console: Console, costs: bool 
         name = both.get(heading, row["label"])
         mark = "→ " if row["own"] and not rows["own"].all() else "  " if not rows["own"].all() else ""
         remark = f"\n{mark}  {row['remark']}" if isinstance(row["remark"], str) and (row["own"] or costs) else ""
-        sequence, token = (estimate(row, f"test.{kind}_accuracy", 3) for kind in KINDS)
-        token = token or ("diverged" if not row["chosen"] else "")
+        sequence = estimate(row, f"test.{KINDS[0]}_accuracy", 3)
+        token, short = (estimate(row, TOKENS, n) or "diverged" * (not row["chosen"]) for n in (3, 2))
         counts = [str(row[count]) for count in COUNTS]
         has_rank = not pd.isna(row["rank"])
         places = [f"{row['rank']} of {1 + sum(row[count] for count in COUNTS)}", *counts] if has_rank else [""] * 4
         if has_rank and not row["own"]:
             places[1:] = [""] * 3
-        lines.append(([f"{mark}{name}{remark}", token, sequence], places if ranked else []))
+        lines.append(([f"{mark}{name}{remark}", token, sequence, short], places if ranked else []))
         state, flops = (row[figure] or None for figure in ("state", "flops_per_token"))
         of_costs.append(cost_cells(row["parameters"], state, flops))
 
     headings = [heading, "token", "sequence"], ["rank", *COUNTS] if ranked else []
     wide = printed_table(
         [*headings[0], *headings[1], *COSTS * costs],
-        [[*figures, *places, *of_row * costs] for (figures, places), of_row in zip(lines, of_costs, strict=True)],
+        [[*figures[:3], *places, *of_row * costs] for (figures, places), of_row in zip(lines, of_costs, strict=True)],
     )
     if fits(wide, console):
         console.print(wide)
         return
     console.print(
-        printed_table([*headings[0][:2], *headings[1]], [[*figures[:2], *places] for figures, places in lines])
+        printed_table(
+            [*headings[0][:2], *headings[1]], [[figures[0], figures[3], *places] for figures, places in lines]
+        )
     )
     if costs:
         names = [figures[0] for figures, _ in lines]
@@ -266,8 +270,9 @@ def mean_ranks(found: pd.DataFrame) -> pd.DataFrame:
 
 def intervals(found: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Return the ends of the 95% intervals of token accuracy: equal for one seed, NaN without accuracy."""
-    means, halves = _means(found), found[TOKENS + HALF].fillna(0.0)
-    return means - halves, means + halves
+    means = _means(found)
+    low, high = (found[TOKENS + end].astype(float).round(DIGITS).fillna(means) for end in (LOW, HIGH))
+    return low, high
 
 
 def _ranked(found: pd.DataFrame) -> pd.DataFrame:
@@ -287,10 +292,12 @@ def _means(found: pd.DataFrame) -> pd.Series:
     return found[TOKENS].astype(float).round(DIGITS)
 
 
-def _narrowed(table: pd.DataFrame, grid: tuple[GridPoint, ...], seeds: int) -> pd.DataFrame:
-    """Return the records of a study on another grid and with fewer seeds; all records, if the study lacks a point."""
+def _narrowed(
+    table: pd.DataFrame, least: tuple[GridPoint, ...], most: tuple[GridPoint, ...], seeds: int
+) -> pd.DataFrame:
+    """Return the records of a study at some points and seeds; all records, if the study lacks one of the ``least``."""
     at = pd.Series([*zip(table["lr"], table["weight_decay"], strict=True)], table.index)
-    return table[at.isin(grid) & (table["seed"] < seeds)] if set(grid) <= set(at) else table
+    return table[at.isin(most) & (table["seed"] < seeds)] if set(least) <= set(at) else table
 
 
 def _differences(row: Row, other: Row, seeds: int) -> list[str]:
@@ -300,7 +307,8 @@ def _differences(row: Row, other: Row, seeds: int) -> list[str]:
         mine, theirs = row[name], other[name]
         parts = (mine | theirs) if isinstance(theirs, dict) else {}
         pairs |= {key: (mine.get(key), theirs.get(key)) for key in parts} or {name: (mine, theirs)}
-    for i, name in enumerate(("lr", "weight_decay")):
+    lacks = not set(other["grid"]) <= set(row["grid"])
+    for i, name in enumerate(("lr", "weight_decay") if lacks else ()):
         mine, theirs = (sorted({point[i] for point in of["grid"]}) for of in (row, other))
         pairs[name] = " ".join(f"{x:g}" for x in mine), " ".join(f"{x:g}" for x in theirs)
     if row["chosen"]:  # else none was chosen to be repeated, and the number of seeds says nothing

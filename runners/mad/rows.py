@@ -14,6 +14,7 @@ import pandas as pd
 from mixers import MIXERS
 from mixers.named import members_of
 from runners import records
+from runners.mad.points import POINT
 
 ReferencePreset = Literal["full", "quick"]
 """Presets of the reference results."""
@@ -115,7 +116,7 @@ def load_rows(
 ) -> pd.DataFrame:
     """Return the table of the records of rows on tasks, as far as they are there, in the order of tasks and rows.
 
-    Its column ``stored_choice`` marks the records of the points that were chosen when the rows were trained.
+    It has the column ``candidate``, as ``with_candidates`` adds it.
 
     Raises:
         DamagedFileError: a file is damaged.
@@ -123,4 +124,13 @@ def load_rows(
     entries, presets = list(entries), list(presets)
     files = [file_of(folder, preset, entry, task) for task in tasks for preset in presets for entry in entries]
     table = records.load(*(file for file in files if file.exists()))
-    return table.assign(stored_choice=table["curve"].map(bool))  # only the chosen point has its curves
+    return with_candidates(table)
+
+
+def with_candidates(table: pd.DataFrame) -> pd.DataFrame:
+    """Return records with the column ``candidate``, which marks the points with the most seeds of their study.
+
+    The first seed decides which points get more seeds, but not between them.
+    """
+    seeds = table.groupby(POINT)["seed"].transform("size")
+    return table.assign(candidate=seeds == seeds.groupby(table["study"]).transform("max"))

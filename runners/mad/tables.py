@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mixers import MIXERS
-from runners.mad.points import HALF, chosen, points, shared_seeds
+from runners.mad.points import chosen, estimate_of, points, shared_seeds
 from runners.tables import Name, fits
 from tasks import TASKS
 
@@ -29,6 +29,7 @@ VALIDATION = {
 }
 TEST = {"test token": "test.token_accuracy", "test sequence": "test.sequence_accuracy", "steps/s": "steps_per_second"}
 """Headings of a study's table, and the figures below them."""
+STAR = "; *: the chosen learning rate is the largest of its grid, below the ceiling"
 SETTINGS = ("width", "mlp_width", "steps", "batch_size", "evaluations", "precision")
 """Settings that a label names where the layers of a task differ in them, beside those of the optimizer and the grid."""
 
@@ -76,7 +77,7 @@ def print_study(table: pd.DataFrame, console: Console, verbose: bool) -> None:
 
     # What it says of the grid, and of the task.
     if best["edge"] is not None:
-        further = [best["lr"] * factor for factor in ((0.2, 0.5) if best["edge"] == "smallest" else (2, 5))]
+        further = [best["lr"] * factor for factor in ((0.2, 0.5) if best["edge"] == "smallest" else (2, 4))]
         more = " ".join(f"{lr:g}" for lr in sorted([*lrs, *further]))
         console.print(
             f"lr {best['lr']:g} is the {best['edge']} of the grid, so a better one may lie beyond it: "
@@ -158,9 +159,12 @@ def in_order(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def estimate(row: Row, column: str, digits: int = 4) -> str:
-    """Return ``mean`` or ``mean ± half width``; an empty text without a figure."""
-    mean, half = row[column], row[column + HALF]
-    return "" if math.isnan(mean) else f"{mean:.{digits}f}" + ("" if math.isnan(half) else f" ± {half:.{digits}f}")
+    """Return ``mean`` or ``mean (low–high)``; an empty text without a figure.
+
+    A star says that the chosen learning rate is the largest of its grid, below the ceiling.
+    """
+    text = estimate_of(row, column).text(digits)
+    return text + "*" * (row["edge"] == "largest" and text != "")
 
 
 def beyond_training(row: Row) -> list[str]:
@@ -175,7 +179,8 @@ def intervals_of(found: Iterable[pd.DataFrame]) -> str:
     if not counts or counts[-1] == 1:
         return "one seed"
     several = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    return f"mean ± half the 95% t-interval over {several} seeds"
+    star = STAR * any((rows["edge"] == "largest").any() for rows in found)
+    return f"mean (95% interval) over {several} seeds{star}"
 
 
 def printed_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

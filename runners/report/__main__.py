@@ -32,7 +32,7 @@ from runners.mad.rows import ENTRIES, load_rows
 from runners.options import parse
 from runners.records import REFERENCE
 from runners.report import curves, language
-from runners.report.boards import METRICS, TITLES, YOURS, boards_of
+from runners.report.boards import METRICS, TITLES, YOURS, Board, boards_of
 from runners.report.correlation import LEAST, SIGNIFICANT
 from runners.report.pictures import PICTURES, picture_of
 from runners.report.published import anchors, benchmark_table, papers_claims, read_benchmarks, read_claims
@@ -163,7 +163,7 @@ def write_page(path: Path, name: str, content: dict[str, Any]) -> None:
     words = {"tasks": list(PUBLISHED), "metrics": METRICS, "titles": TITLES, "yours": YOURS, "pages": PAGES}
     environment.globals |= {
         "link": lambda target: Path(os.path.relpath(target, path.parent)).as_posix(),
-        "grid": lambda point, i: ", ".join(f"{y:g}" for y in sorted({rates[i] for rates in point["grid"]})),
+        "grid": rates_of,
         "benchmark_table": benchmark_table,
         "colors": DARK,
         "dashes": DASHES,
@@ -171,6 +171,14 @@ def write_page(path: Path, name: str, content: dict[str, Any]) -> None:
     }
     text = environment.get_template(f"{name}.html").render(page=name, **words, **content)
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def rates_of(board: Board, i: int) -> str:
+    """Return the learning rates (i = 0) or weight decays (1) of a board's cells: those of all, and those of some."""
+    of_cells = [{point[i] for point in cell.point["grid"]} for cell in board.cells.values()]
+    common = set.intersection(*of_cells)
+    some = ", ".join(f"{y:g}" for y in sorted(set.union(*of_cells) - common))
+    return ", ".join(f"{y:g}" for y in sorted(common)) + f" (in some cells also {some})" * bool(some)
 
 
 def digits(value: float) -> str:

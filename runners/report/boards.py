@@ -16,7 +16,7 @@ import pandas as pd
 
 from mixers import MIXERS
 from mixers.costs import LENGTHS
-from runners.mad.points import HALF, chosen, points
+from runners.mad.points import chosen, estimate_of, points
 from runners.mad.ranking import beside, place_of
 from runners.mad.rows import RANKED
 from runners.mad.tables import estimate
@@ -71,13 +71,12 @@ class Cell:
         return float(self.point[f"{split}.{metric}_accuracy"])
 
     def ends(self, metric: str, split: str = "test") -> tuple[float, float]:
-        """Return the 95% interval of an accuracy, within [0, 1]; both ends are the mean for a single seed."""
-        mean, half = self.mean(metric, split), self.point[f"{split}.{metric}_accuracy{HALF}"]
-        half = 0.0 if math.isnan(half) else half
-        return max(0.0, mean - half), min(1.0, mean + half)
+        """Return the 95% interval of an accuracy; both ends are the mean for a single seed."""
+        found = estimate_of(self.point, f"{split}.{metric}_accuracy")
+        return (found.mean, found.mean) if math.isnan(found.low) else (found.low, found.high)
 
     def text(self, metric: str) -> str:
-        """Return an accuracy with half of its interval."""
+        """Return an accuracy with its interval."""
         return estimate(self.point, f"test.{metric}_accuracy") or "diverged"
 
     def share(self, metric: str) -> float:

@@ -39,6 +39,8 @@ from runners.report.ranks import mean_ranks
 from runners.tables import abbreviated
 from tasks import PUBLISHED
 
+PLANNED = 21
+"""Layers of the analysis that was fixed beforehand."""
 LOSSES = {"loss": "validation loss", "recall_loss": "loss of recall tokens", "rest_loss": "loss of the other tokens"}
 """Losses of a record, and their names in the page."""
 MEAN_RANK = "mean rank"
@@ -194,7 +196,7 @@ def correlations(board: Board, models: Sequence[Model], metric: str) -> list[Cor
 
 
 def answer(board: Board, models: Sequence[Model]) -> Rho | None:
-    """Return the result of the primary analysis; None while a layer lacks a task or a finished language model.
+    """Return the result of the primary analysis; None if fewer layers than planned have all tasks and a language model.
 
     Args:
         board: accuracies of the layers under the reference protocol.
@@ -202,7 +204,7 @@ def answer(board: Board, models: Sequence[Model]) -> Rho | None:
     """
     scores = scores_of(board, "token")[MEAN_RANK]
     counted = [model for model in models if model.counts and model.layer in scores]
-    if len(counted) < len(MIXERS):
+    if len(counted) < PLANNED:
         return None
     scores_1L = np.array([[scores[model.layer] for model in counted]])
     gains_1L = -np.array([[model.mean("loss") for model in counted]])

@@ -23,15 +23,19 @@ def texts(task: Task, split: str) -> list[str]:
     return ["".join(LETTERS[token] for token in row) for row in task.batch(split).inputs_ST]
 
 
-def test_every_next_token_of_noisy_recall_is_a_target_and_noise_is_never_scored() -> None:
-    """As in MAD, whose loss is that of all next tokens, noise included."""
-    task = make("noisy-in-context-recall", noise_fraction=0.6)
+@pytest.mark.parametrize("name", ["in-context-recall", "noisy-in-context-recall", "fuzzy-in-context-recall"])
+def test_every_next_token_of_recall_is_a_target_and_noise_is_never_scored(name: str) -> None:
+    """As in MAD, whose loss is that of all next tokens, answers or not, noise included; padding is at the left."""
+    task = make(name, **{"noise_fraction": 0.6} if name.startswith("noisy") else {})
     for split in ("train", "validation", "test"):
         batch = task.batch(split)
-        np.testing.assert_array_equal(batch.targets_ST[:, :-1], batch.inputs_ST[:, 1:])
-        assert (batch.targets_ST[:, -1] == IGNORE).all()
-        assert (batch.targets_ST >= 16).any()
+        has_target = batch.targets_ST != IGNORE
+        np.testing.assert_array_equal(batch.targets_ST[has_target], np.roll(batch.inputs_ST, -1, axis=1)[has_target])
+        is_padding = batch.inputs_ST[:, :-1] == task.vocab_size - 1 if name.startswith("fuzzy") else False
+        np.testing.assert_array_equal(has_target[:, :-1], ~np.broadcast_to(is_padding, has_target[:, 1:].shape))
+        assert not has_target[:, -1].any()
         assert batch.targets_ST[batch.scored_ST].max() < 16
+        assert (batch.targets_ST >= 16).any() == name.startswith("noisy")
 
 
 @pytest.mark.parametrize("fraction", [0.2, 0.4, 0.6, 0.8])

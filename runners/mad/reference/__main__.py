@@ -6,8 +6,10 @@
     python -m runners.mad.reference --overview                       # train nothing, write the overview
     python -m runners.mad.reference --dry-run                        # what is missing, and how long it takes
 
-Each result is one layer on one task: 200 epochs at each point of the wide grid, then five seeds of the chosen point.
-With ``--preset quick`` it has small settings, which are not the reference protocol, and is stored in a separate folder.
+Each result is one layer on one task: 200 epochs at each point of the wide grid, then five seeds of the chosen point. If
+that has the largest learning rate, below the ceiling, 1e-2 and 2e-2 are trained, too, and the points with five seeds
+are compared. With ``--preset quick`` a result has small settings, which are not the reference protocol, and a separate
+folder.
 
 A finished result is a table of records in ``results/reference``; to train it again, delete it. A stopped one resumes
 from its runs in ``--out``. On several GPUs, one process per GPU takes results, and each is trained once. Several
@@ -32,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from filelock import FileLock, Timeout
 from rich.console import Console
 
@@ -43,9 +46,9 @@ from runners.gpus import is_worker, run_on_all_gpus, starts_workers
 from runners.mad.chosen import kept_model
 from runners.mad.diagnosis.outputs import UnreadableError, along_the_sequence, predict, profiles
 from runners.mad.experiment import Experiment, plan
-from runners.mad.options import PRESETS, Options
-from runners.mad.points import choose
-from runners.mad.rows import ENTRIES, Entry, ReferencePreset, file_of
+from runners.mad.options import BEYOND, PRESETS, Options
+from runners.mad.points import choose, chosen, points
+from runners.mad.rows import ENTRIES, Entry, ReferencePreset, file_of, with_candidates
 from runners.mad.search import train_studies
 from runners.progress import open_console
 from tasks import PUBLISHED, TASKS
@@ -145,19 +148,23 @@ def train(entry: Entry, task: str, given: ReferenceOptions, console: Console) ->
             return
         of_one, experiment = given.study(entry, task)
         ((experiment, table),) = train_studies([experiment], of_one, console)
+        if given.preset == "full" and chosen(points(table))["edge"].item() == "largest":
+            further = replace(of_one, lr=(*dict.fromkeys(run.lr for run in of_one.runs), *BEYOND))
+            ((experiment, more),) = train_studies([experiment], further, console)
+            table = with_candidates(pd.concat([table, more]).drop_duplicates("file"))
 
         # The name of the row; curves and accuracy along the sequence of the chosen point alone.
         best = choose(table)
         found = records.read_all(*table["file"])
-        chosen = [path.parent for path, run in found if (run.lr, run.weight_decay) == best]
-        profile = profile_of(experiment, chosen)
+        of_best = [path.parent for path, run in found if (run.lr, run.weight_decay) == best]
+        profile = profile_of(experiment, of_best)
         made = []
         for path, run in found:
             figures = {name: [y if y is None else rounded(y) for y in column] for name, column in run.curve.items()}
-            curve = figures | {"step": run.curve["step"]} if path.parent in chosen else {}
+            curve = figures | {"step": run.curve["step"]} if path.parent in of_best else {}
             study = f"{entry.name} {task} {given.preset}"
             run = replace(run, study=study, layer=entry.name, preset=given.preset, curve=curve)
-            made.append(replace(run, profile=profile if [path.parent] == chosen[:1] else None))
+            made.append(replace(run, profile=profile if [path.parent] == of_best[:1] else None))
         records.write_all(file, made)
         console.print(f"written: {file}", soft_wrap=True)
 

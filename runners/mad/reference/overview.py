@@ -51,7 +51,7 @@ def write_overview(folder: Path, preset: ReferencePreset) -> list[Path]:
 
 
 def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
-    """Return the page as Markdown.
+    """Return the page as Markdown. A star marks what was chosen at the largest learning rate, below the ceiling.
 
     Args:
         found: chosen points, with ``label`` and ``setting``.
@@ -64,10 +64,11 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
 
     # Ranks of the layers that have all tasks; the others stand below.
     layers = found[found["layer"].isin([entry.name for entry in LAYERS])]
-    counts = layers["layer"].value_counts()
+    counts = layers["layer"].value_counts().reindex([entry.name for entry in LAYERS], fill_value=0)
     ranks = mean_ranks(layers[layers["layer"].map(counts) == len(PUBLISHED)])
+    stars = {(name, task): "*" * (row["edge"] == "largest") for (name, task), row in of.items()}
     ranking = [
-        [f"`{name}`", f"{row['mean']:.1f}", *(f"{row[task]:.0f}" for task in PUBLISHED)]
+        [f"`{name}`", f"{row['mean']:.1f}", *(f"{row[task]:.0f}{stars[name, task]}" for task in PUBLISHED)]
         for name, row in (ranks.iterrows() if len(ranks) > 1 else ())
     ]
     for name, count in counts.items():
@@ -89,24 +90,26 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
     # Stacks beside others of their depth.
     deep = [entry for entry in ENTRIES.values() if entry.layers in {stack.layers for stack in STACKS}]
     stacks = [
-        [f"`{entry.name}`", str(entry.layers), *(accuracy(entry.name, task) for task in TASKS)]
+        [f"`{entry.name}`", str(entry.layers), *(accuracy(entry.name, task) for task in PUBLISHED)]
         for entry in sorted(deep, key=lambda entry: entry.layers)
-        if any((entry.name, task) in of for task in TASKS)
+        if any((entry.name, task) in of for task in PUBLISHED)
     ]
 
     parts = [
         "# Reference results",
         f"Made by `{command}` from the files in this folder. Accuracies are token accuracies on the test split: means "
-        "over seeds ± half the 95% interval.",
+        "and 95% intervals over seeds. A star says that the chosen learning rate is the largest of its grid, and the "
+        "accuracy below the ceiling: a larger rate may be better.",
         "![Accuracies of all rows on all tasks](overview.png)",
         "## Ranking",
         markdown(["layer", "mean rank", *tasks], ranking),
         f"Layers that have been run on all {len(PUBLISHED)} tasks are ranked among themselves, on each task by mean "
         "accuracy; equal means share a rank. The mean rank is over all tasks.",
         "## Effective depth",
-        "How many Transformer layers one RT layer is worth: the smallest number of layers whose interval reaches or "
-        "exceeds the interval of RT. Where neither RT nor a Transformer with up to that number of layers answers a "
-        "single whole test sequence, the table says so instead.",
+        "How many Transformer layers one RT layer is worth: the smallest number of layers whose interval overlaps the "
+        "interval of RT, or between two numbers if the smaller is below RT and the larger above. Where neither RT nor "
+        "a Transformer with up to that number of layers answers a single whole test sequence, the table says so "
+        "instead.",
         markdown(["task", "RT, 1 layer", *transformers, "RT is worth"], depths),
         "On parity no number of Transformer layers reaches RT, because softmax attention with relative positions alone "
         "cannot tell `1` from `1 1` at the start of a sequence.",
@@ -124,7 +127,11 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
 
 
 def effective_depth(found: Found, task: str) -> str:
-    """Return in words how many Transformer layers one RT layer is worth on a task."""
+    """Return in words how many Transformer layers one RT layer is worth on a task.
+
+    That is the smallest number whose interval overlaps that of RT; between two where the smaller is below, and the
+    larger above.
+    """
     if any((name, task) not in found for name in ("rt", *DEPTHS)):
         return NOT_RUN
     rt, *deeper = (found[name, task] for name in ("rt", *DEPTHS))
@@ -132,7 +139,11 @@ def effective_depth(found: Found, task: str) -> str:
     seen = [rt, *deeper[: reached[0] if reached else None]]
     if not any(row["test.sequence_accuracy"] > 0 for row in seen):
         return NOT_SOLVED
-    return str(reached[0]) if reached else f"more than {len(DEPTHS)}"
+    if not reached:
+        return f"more than {len(DEPTHS)}"
+    n = reached[0]
+    exceeds = deeper[n - 1]["low"] > rt["high"]
+    return (f"between {n - 1} and {n}" if n > 1 else "less than 1") if exceeds else str(n)
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
+from scipy import stats
+from scipy.special import expit, logit
 
 from mixers import MIXERS
 from runners.records import Record, table_of
@@ -78,3 +81,19 @@ def study(scores: Scores, **changes: Any) -> list[Record]:
 def layer(name: str, accuracies: Sequence[float | None], **changes: Any) -> list[Record]:
     """The records of a layer at one grid point, with a seed for each accuracy."""
     return [record(accuracy, layer=name, seed=seed, **changes) for seed, accuracy in enumerate(accuracies)]
+
+
+def interval_of(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of accuracies and the ends of its interval: SciPy's t on the logit of the mean."""
+    mean, error = fmean(values), stats.sem(values)
+    if error == 0:
+        return mean, mean, mean
+    with_ends = stats.t.interval(0.95, len(values) - 1, loc=logit(mean), scale=error / (mean * (1 - mean)))
+    low, high = map(float, expit(with_ends))
+    return mean, low if min(values) > 0 else 0.0, high if max(values) < 1 else 1.0
+
+
+def as_shown(values: Sequence[float], digits: int = 3) -> str:
+    """An accuracy with its interval as tables show it."""
+    mean, low, high = (f"{y:.{digits}f}" for y in interval_of(values))
+    return f"{mean} ({low}–{high})"

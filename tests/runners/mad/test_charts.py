@@ -14,7 +14,7 @@ from runners.mad.points import chosen, points
 from runners.mad.ranking import beside
 from runners.mad.tables import labelled
 from runners.records import Record
-from tests.runners.mad.made_up import layer, record, table
+from tests.runners.mad.made_up import interval_of, layer, record, table
 
 MANY = ("lstm", "rt", "s5", "lru", "staircase")
 CEILING, CHANCE = {"sequence": 0.98, "token": 0.9912}, {"sequence": 0.2, "token": 0.3}
@@ -35,14 +35,14 @@ def many(**changes: object) -> list[Record]:
 
 
 @pytest.mark.parametrize("seeds", [(0.5,), (0.2, 0.4, 0.9)])
-def test_whiskers_end_at_0_and_1_and_numbers_stand_above_them(seeds: tuple[float, ...]) -> None:
+def test_whiskers_are_intervals_and_numbers_stand_above_them(seeds: tuple[float, ...]) -> None:
     found = shown(*layer("rt", seeds), *layer("s5", seeds))
     figure = draw_bars(found)
     figure.draw_without_rendering()
     axes = figure.axes[1]
     whiskers = [bars for bars in axes.containers if isinstance(bars, ErrorbarContainer)]
     drawn = [np.asarray(bars.lines[2][0].get_segments()[0])[:, 1] for bars in whiskers]
-    np.testing.assert_allclose(drawn, [(0.0, 1.0), (0.0, 1.0)][: 2 * (len(seeds) > 1)])
+    np.testing.assert_allclose(drawn, [interval_of(seeds)[1:]] * 2 if len(seeds) > 1 else [])
     for number in axes.texts:
         assert number.get_text() == "0.50"
         assert axes.transData.inverted().transform(number.get_window_extent())[0, 1] > 1
@@ -102,9 +102,9 @@ def test_a_heat_map_has_intervals_and_one_ink_for_equal_numbers() -> None:
     for shift in (-0.001, 0.001):
         found = shown(*(one for name in MANY for one in layer(name, (0.5 + shift, 0.5 + shift), ceiling=CEILING)))
         figure = draw_heat_map(found)
-        assert figure.get_suptitle().endswith("2 seeds\nmeans ± half the 95% t-interval")
+        assert figure.get_suptitle().endswith("2 seeds\nmeans and 95% intervals")
         texts = {text.get_position(): text for text in figure.axes[1].texts}
-        assert (texts[0, 1].get_text(), texts[0, 1].get_color()) == ("0.50\n±0.00", "#ffffff")
+        assert (texts[0, 1].get_text(), texts[0, 1].get_color()) == ("0.50\n.50–.50", "#ffffff")
         assert (texts[0, 0].get_text(), texts[0, 0].get_color()) == ("0.99", "#111111")
 
 
@@ -132,7 +132,8 @@ def test_the_file_of_a_chart_has_each_figure_under_its_name(tmp_path: Path) -> N
     lines = pd.read_csv(tmp_path / "chart.csv").set_index(["layer", "split"])
     mine, beyond, diverged = lines.loc[("mine", "test")], lines.loc[("mine", "long")], lines.loc[("lstm", "test")]
     assert mine["token_accuracy"] == pytest.approx(0.6, abs=1e-15)
-    assert mine["sequence_accuracy_half_width"] == pytest.approx(0.6353, abs=1e-4)
+    found = [mine[f"sequence_accuracy{end}"] for end in ("", "_low", "_high")]
+    assert found == pytest.approx(interval_of([0.25, 0.35]))
     assert mine[["ceiling_sequence", "ceiling_token", "chance_sequence", "chance_token"]].tolist() == [
         0.98,
         0.9912,

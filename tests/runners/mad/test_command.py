@@ -26,7 +26,7 @@ def test_a_command_trains_tabulates_and_stores_and_trains_nothing_twice(
     command += ["--mixer.transformer.heads", "2"]
     mad.main(command[2:])
     first = capsys.readouterr().out
-    for expected in ("±", f"\nruns and diagnosis: {out}/studies; dashboard: optuna-dashboard {out}/optuna.journal\n"):
+    for expected in ("–", f"\nruns and diagnosis: {out}/studies; dashboard: optuna-dashboard {out}/optuna.journal\n"):
         assert expected in first
     assert len([*(out / "figures").glob("*.png")]) == 1
     studies = sorted((out / "studies").iterdir())

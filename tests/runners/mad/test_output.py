@@ -13,19 +13,18 @@ import pytest
 
 from mixers.transformer import Transformer
 from runners import compare, records
-from runners.intervals import mean_and_interval
 from runners.mad import __main__ as mad
 from runners.mad.points import chosen, points
 from runners.mad.rows import ENTRIES, file_of
 from runners.mad.tables import labelled
 from tests.runners.mad.commands import TINY, planned, trained
-from tests.runners.mad.made_up import layer, record, table
+from tests.runners.mad.made_up import as_shown, interval_of, layer, record, table
 
 ROOT = Path(__file__).parents[3]
 TASKS = ("in-context-recall", "parity", "compression")
 ROWS = ("transformer", "lru", "linear-attention")
 SMALL = [*TINY, "--lr", "1e-3", "--weight-decay", "0", "--seeds", "2"]
-Interval = tuple[float, float]
+Interval = tuple[float, float, float]
 
 
 def accuracies(places: Iterator[Path]) -> list[float]:
@@ -46,12 +45,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def places_of(intervals: Mapping[str, Interval], own: str) -> tuple[int, str]:
-    """Rank and counts of a layer among means with half of their intervals."""
-    mean, half = intervals[own]
-    others = [pair for name, pair in intervals.items() if name != own]
-    better = sum(other - width > mean + half for other, width in others)
-    worse = sum(other + width < mean - half for other, width in others)
-    rank = 1 + sum(round(other - mean, 12) > 0 for other, _ in others)
+    """Rank and counts of a layer among means with the ends of their intervals."""
+    mean, low, high = intervals[own]
+    others = [of for name, of in intervals.items() if name != own]
+    better = sum(other > high for _, other, _ in others)
+    worse = sum(other < low for *_, other in others)
+    rank = 1 + sum(round(other - mean, 12) > 0 for other, *_ in others)
     return rank, f"of {len(intervals)}: {better} better, {len(others) - better - worse} tied, {worse} worse"
 
 
@@ -65,17 +64,17 @@ def test_the_last_ten_lines_say_where_the_layer_stands(
     text = capsys.readouterr().out
     last = text.splitlines()[-10:]
 
-    # From the records alone: means, half intervals and ranks on each task.
+    # From the records alone: means, intervals and ranks on each task.
     ranks: dict[str, list[int]] = {name: [] for name in (*ROWS, "gla")}
     for task in tasks:
-        found = {name: mean_and_interval(accuracies(iter([reference / name / f"{task}.jsonl"]))) for name in ROWS}
-        found["gla"] = mean_and_interval(accuracies((tmp_path / "studies").glob(f"gla-{task}-*/*/record.json")))
+        found = {name: interval_of(accuracies(iter([reference / name / f"{task}.jsonl"]))) for name in ROWS}
+        mine = accuracies((tmp_path / "studies").glob(f"gla-{task}-*/*/record.json"))
+        found["gla"] = interval_of(mine)
         for name in found:
             ranks[name].append(places_of(found, name)[0])
         rank, counts = places_of(found, "gla")
-        own = re.split(r"  +", re.search(rf"^(→ gla|{task}.*?)  .* ± .*$", text, re.MULTILINE)[0])  # type: ignore[index]
-        mean, half = found["gla"]
-        assert own[1] == f"{mean:.3f} ± {half:.3f}"
+        own = re.split(r"  +", re.search(rf"^(→ gla|{task}.*?)  .*–.*$", text, re.MULTILINE)[0])  # type: ignore[index]
+        assert own[1] == as_shown(mine)
         assert own[3:] == [f"{rank} of 4", *re.findall(r"(\d+) (?:better|tied|worse)", counts)]
         if len(tasks) == 1:
             place = re.compile(rf"gla on {task} \(custom\): {rank}(st|nd|rd|th) {counts}$")
@@ -144,7 +143,9 @@ def compared(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("columns", ["0", "20", "60"])
-@pytest.mark.parametrize(("show", "cells"), [(listed, ["transformer", "197k"]), (compared, ["rt", "0.600 ± 1.271"])])
+@pytest.mark.parametrize(
+    ("show", "cells"), [(listed, ["transformer", "197k"]), (compared, ["rt", as_shown([0.5, 0.7])])]
+)
 def test_a_narrow_terminal_keeps_the_cells(
     show: Callable[[Path], Any], cells: list[str], columns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

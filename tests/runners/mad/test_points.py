@@ -3,11 +3,12 @@
 import math
 from statistics import fmean
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from runners.intervals import mean_and_interval
-from runners.mad.points import choose, chosen, points
-from tests.runners.mad.made_up import Scores, record, study, table
+from runners.mad.points import choose, chosen, ends, points
+from tests.runners.mad.made_up import Scores, interval_of, record, study, table
 
 A, B, C = (1e-4, 0.0), (5e-4, 0.0), (5e-4, 0.1)
 
@@ -16,16 +17,15 @@ def seeds(at: tuple[float, float], *scores: float | None) -> dict[tuple[float, f
     return {(*at, seed): score for seed, score in enumerate(scores)}
 
 
-def test_a_point_has_means_and_student_intervals_over_its_seeds() -> None:
-    found = points(table(*study({**seeds(A, 0.2, 0.3, 0.7), **seeds(B, 0.1)})))
-    one, other = found.to_dict("records")
-    mean, half = mean_and_interval([0.2, 0.3, 0.7])
-    assert one["test.token_accuracy"] == pytest.approx(mean, abs=1e-15)
-    assert one["test.token_accuracy.half_width"] == pytest.approx(half, abs=1e-15)
+def test_a_point_has_means_and_intervals_over_its_seeds() -> None:
+    one, other = points(table(*study({**seeds(A, 0.2, 0.3, 0.7), **seeds(B, 0.1)}))).to_dict("records")
+    found = [one[f"test.token_accuracy{end}"] for end in ("", ".low", ".high")]
+    assert found == pytest.approx(interval_of([0.2, 0.3, 0.7]), abs=1e-15)
+    mean = found[0]
     assert one["validation.sequence_accuracy"] == pytest.approx(mean / 2)
     assert (one["seeds"], other["seeds"], one["seconds"]) == ([0, 1, 2], [0], pytest.approx(30.0))
     assert other["test.token_accuracy"] == 0.1
-    assert math.isnan(other["test.token_accuracy.half_width"])
+    assert math.isnan(other["test.token_accuracy.low"])
     assert one["grid"] == other["grid"] == (A, B)
 
 
@@ -35,7 +35,7 @@ def test_a_point_has_no_mean_of_a_part_of_its_seeds() -> None:
     one, other = points(table(*runs)).to_dict("records")
     assert (one["diverged"], other["diverged"]) == (1, 0)
     assert math.isnan(one["validation.token_accuracy"])
-    assert math.isnan(one["test.token_accuracy.half_width"])
+    assert math.isnan(one["test.token_accuracy.high"])
     assert other["validation.token_accuracy"] == pytest.approx(0.5)
     assert math.isnan(other["test.token_accuracy"])
 
@@ -99,3 +99,12 @@ def test_a_choice_at_an_end_of_the_grid_is_flagged(rates: tuple[float, ...], cei
     scores = {(lr, 0.0, 0): 0.8 if lr == 1e-3 else None for lr in rates}
     runs = study(scores, ceiling={"sequence": 1.0, "token": ceiling})
     assert [row for row in points(table(*runs))["edge"] if row] == [edge] * (edge is not None)
+
+
+def test_ends_of_accuracies_stay_within_the_scale_and_reach_its_ends_where_a_seed_does() -> None:
+    seeds_PS = np.array([[0.0, 0.4, 0.9], [0.2, 0.4, 1.0], [1.0, 1.0, 1.0], [0.25, 0.25, 0.25], [0.97, 0.99, 0.999]])
+    extremes = seeds_PS.min(1), seeds_PS.max(1)
+    low, high = ends(seeds_PS.mean(1), stats.sem(seeds_PS, axis=1), np.full(5, 3), extremes)
+    assert low[[0, 2, 3]].tolist() == [0.0, 1.0, 0.25]
+    assert high[[1, 2, 3]].tolist() == [1.0, 1.0, 0.25]
+    assert 0 < low[4] < seeds_PS[4].mean() < high[4] < 1

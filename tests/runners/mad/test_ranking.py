@@ -13,7 +13,7 @@ from rich.console import Console
 from runners.mad.ranking import beside, mean_ranks, print_results, ranking
 from runners.mad.rows import load, load_rows
 from runners.records import REFERENCE, Record, read_all, table_of
-from tests.runners.mad.made_up import layer, record, study, table
+from tests.runners.mad.made_up import as_shown, layer, record, study, table
 
 
 def printed(own: Sequence[Record], reference: pd.DataFrame | None, width: int = 200, verbose: bool = False) -> str:
@@ -29,14 +29,14 @@ def cells_of(text: str, first: str) -> list[list[str]]:
 
 
 def reference(**means: float | None) -> list[Record]:
-    """Rows with two seeds a hundredth apart, by name: their 95% intervals reach 0.064 to both sides."""
+    """Rows with two seeds a hundredth apart, by name: their 95% intervals are 0.13 long near one half."""
     seeds = {name: (None, None) if mean is None else (mean - 0.005, mean + 0.005) for name, mean in means.items()}
     return [one for name, of in seeds.items() for one in layer(name, of, preset="full")]
 
 
 def test_layers_are_told_apart_by_their_intervals() -> None:
-    own = layer("mine", (0.795, 0.805))
-    rows = table(*reference(gla=0.5, rt=0.9, retnet=0.7, lstm=0.95, lru=None))
+    own = layer("mine", (0.495, 0.505))
+    rows = table(*reference(gla=0.2, rt=0.6, retnet=0.4, lstm=0.75, lru=None))
     found = ranking(table(*own), rows).set_index("label")
     assert found["rank"].dropna().to_dict() == {"lstm": 1, "rt": 2, "mine": 3, "retnet": 4, "gla": 5}
     assert found.loc["mine", ["better", "tied", "worse"]].tolist() == [1, 2, 1]
@@ -84,16 +84,17 @@ def test_one_setting_has_the_neighbours_and_verbose_all_rows_with_costs(width: i
     own, costs = layer("mine", (0.5, 0.5), parameters=617, state=None), ["1.23k", "5", "5", "77"]
     text = printed(own, rows, width)
     assert [line.split()[0] for line in text.splitlines()[3:6]] == ["lru", "→", "transformer"]
-    wide = ["0.250 ± 0.000"] * (width == 200)
-    assert cells_of(text, "→ mine") == [["→ mine", "0.500 ± 0.000", *wide, "5 of 6", "4", "0", "1"]]
+    cells = ["0.500 (0.500–0.500)", "0.250 (0.250–0.250)"] if width == 200 else ["0.50 (0.50–0.50)"]
+    assert cells_of(text, "→ mine") == [["→ mine", *cells, "5 of 6", "3", "1", "1"]]
     cost = "parameters 617 (0.5×), FLOPs a token 77 (1×), state unknown, time of a run 10 s"
     assert f"cost of mine (× the Transformer's): {cost} (train transformer beside it to compare)\n" in text
 
     whole = printed(own, rows, width, verbose=True)
     assert whole.endswith(text)
     of_rt = cells_of(whole.removesuffix(text), "rt")
-    accuracies = ["rt", "0.990 ± 0.064", "0.495 ± 0.032"]
-    first = [*accuracies, "1 of 6", *costs] if width == 200 else [*accuracies[:2], "1 of 6"]
+    tokens, sequences = (0.985, 0.995), (0.4925, 0.4975)
+    wide = ["rt", as_shown(tokens), as_shown(sequences), "1 of 6", *costs]
+    first = wide if width == 200 else ["rt", as_shown(tokens, digits=2), "1 of 6"]
     assert of_rt == ([first] if width == 200 else [first, ["rt", *costs]])
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from mixers.transformer import Transformer
-from runners.intervals import mean_and_interval
 from runners.mad import Study, api, study
 from runners.mad import __main__ as mad
 from runners.mad.options import Options, read_options
 from runners.options import flag_of
+from tests.runners.mad.made_up import as_shown, interval_of
 
 SMALL: dict[str, Any] = {
     "lr": [1e-3, 5e-3],
@@ -48,10 +48,10 @@ def test_figures_are_those_of_the_chosen_point(result: Study) -> None:
     (chosen,) = points[points["chosen"]].itertuples()
     assert chosen.seeds == [0, 1, 2, 3]
     records = result.table[result.table["lr"] == chosen.lr]
-    mean, half_width = mean_and_interval([*records["test.token_accuracy"]])
-    assert result.test["token_accuracy"].text() == f"{mean:.4f} ± {half_width:.4f}"
+    text = as_shown([*records["test.token_accuracy"]], digits=4)
+    assert result.test["token_accuracy"].text() == text
     assert result.test.keys() == {"sequence_accuracy", "token_accuracy", "loss"}
-    assert f"token_accuracy {mean:.4f} ± " in repr(result)
+    assert f"token_accuracy {text}" in repr(result)
     assert (result.ceiling.token, result.chance.token) == (1.0, 1 / 8)
 
     # A row for each evaluation.
@@ -76,8 +76,9 @@ def test_accuracies_on_longer_sequences_are_estimates_over_the_seeds(tmp_path: P
     result = study(Transformer, "parity", seeds=2, out=tmp_path, **settings)
     assert result.extrapolation.keys() == {"length 48", "length 96"}
     for name, found in result.extrapolation.items():
-        mean, half_width = mean_and_interval([*result.table[f"{name}.token_accuracy"]])
-        assert (found["token_accuracy"].mean, found["token_accuracy"].half_width) == pytest.approx((mean, half_width))
+        expected = interval_of([*result.table[f"{name}.token_accuracy"]])
+        of = found["token_accuracy"]
+        assert (of.mean, of.low, of.high) == pytest.approx(expected)
 
 
 @pytest.mark.usefixtures("undiagnosed")

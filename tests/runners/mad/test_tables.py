@@ -10,7 +10,7 @@ from rich.console import Console
 from runners.mad.points import chosen, points
 from runners.mad.tables import labelled, print_study
 from runners.records import Record
-from tests.runners.mad.made_up import record, study, table
+from tests.runners.mad.made_up import as_shown, record, study, table
 
 
 def printed(found: Sequence[Record], width: int = 200, verbose: bool = False) -> list[str]:
@@ -39,17 +39,19 @@ def test_a_study_has_its_points_the_choice_and_the_limits(width: int) -> None:
     """On a narrow console in two tables."""
     lines = printed(GRID, width, verbose=True)
     rows = [line.split() for line in lines if line.startswith("→")]
-    validation = ["0.700", "±", "1.271", "0.350", "±", "0.635", "1.000", "±", "0.000"]
-    test = ["0.700", "±", "1.271", "0.350", "±", "0.635", "2"]
+    figures = [as_shown([0.6, 0.8]), as_shown([0.3, 0.4]), "1.000 (1.000–1.000)"]
+    validation = [word for text in figures for word in f"{text}*".split()]
+    test = [*validation[:4], "2"]
     name = ["→", "0.001", "0.1"]
     assert rows == ([[*name, *validation], [*name, *test]] if width == 80 else [[*name, *validation, *test]])
     assert ["0.0005", "0", "1", "of", "2", "diverged"] in [line.split() for line in lines]
     assert lines[-3:-1] == [
-        "rt on parity: token accuracy 0.700 ± 1.271 at lr 0.001, weight decay 0.1, chosen by validation token accuracy "
-        "of seeds 0, 1; 1 of 3 points diverged",
-        "token accuracy beyond training: length 80 0.750 ± 0.000",
+        f"rt on parity: token accuracy {as_shown([0.6, 0.8])}* at lr 0.001, weight decay 0.1, chosen by validation "
+        "token accuracy of seeds 0, 1; 1 of 3 points diverged",
+        "token accuracy beyond training: length 80 0.750 (0.750–0.750)*",
     ]
-    limits = "ceiling 1 / 1, chance 0.25 / 0.5; mean ± half the 95% t-interval over 2 seeds"
+    limits = "ceiling 1 / 1, chance 0.25 / 0.5; mean (95% interval) over 2 seeds; *: the chosen learning rate is the "
+    limits += "largest of its grid, below the ceiling"
     assert f"sequence / token accuracy: {limits}" in lines
     assert printed(GRID, width) == lines[-3:]
 
@@ -66,7 +68,7 @@ def test_a_study_that_diverged_names_rates_to_try() -> None:
     assert printed(runs) == [f"rt on parity: {first}: try --lr 0.0002 0.0005"]
 
 
-@pytest.mark.parametrize(("lr", "beyond"), [(1e-3, "0.0001 0.0005 0.001 0.002 0.005"), (1e-4, "2e-05 5e-05 0.0001")])
+@pytest.mark.parametrize(("lr", "beyond"), [(1e-3, "0.0001 0.0005 0.001 0.002 0.004"), (1e-4, "2e-05 5e-05 0.0001")])
 def test_a_choice_at_the_edge_names_rates_beyond_it(lr: float, beyond: str) -> None:
     scores: dict[tuple[float, float, int], float | None] = {
         (rate, 0.0, 0): 0.9 if rate == lr else 0.1 for rate in (1e-4, 5e-4, 1e-3)

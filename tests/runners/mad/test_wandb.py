@@ -26,7 +26,7 @@ def test_wandb_offline_writes_runs_without_a_network(
     settings = (b"mine", b"us", b"first", b"try", b"transformer-heads-2 in-context-recall custom ")
     config = (b"mixer_config", b"weight_decay", b"parameters", b"flops_per_token")
     figures = (b"diagnostics", b"train_loss", b"validation/token_accuracy", b"kept/token_accuracy")
-    means = (b"mean/test.token_accuracy", b"mean/validation.loss", b"mean/test.loss.half_width")
+    means = (b"mean/test.token_accuracy", b"mean/validation.loss", b"mean/test.loss.low")
     (of_chosen,) = [log for log in logs if b"chosen point" in log]
     for log in logs:
         words = means if log is of_chosen else figures

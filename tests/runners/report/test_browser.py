@@ -89,7 +89,7 @@ def test_the_page_sorts_filters_switches_and_logs_nothing(found: tuple[dict[str,
     assert "CONSOLE" not in log
     tip = str(seen.pop("tip"))
     assert "rt on parity" in tip
-    assert "0.9250 ± " in tip
+    assert "0.9250 (0." in tip
     assert "python -m runners.mad.reference --layers rt --tasks parity" in tip
     assert seen == {
         "best": ["rt-block-4", "rt", "my_layer:MyLayer", "deltanet", "transformer"],

@@ -8,7 +8,9 @@ import pytest
 
 from runners import records
 from runners.mad.options import PRESETS
+from runners.mad.points import chosen, points
 from runners.mad.reference import __main__ as command
+from runners.mad.rows import ENTRIES, load_rows
 
 SMALL = {"train_examples": 32, "eval_examples": 16}
 
@@ -52,6 +54,28 @@ def test_a_missing_result_is_trained_once_and_stored_as_records(
     monkeypatch.setattr(command, "train_studies", None)
     run(tmp_path, "--layers", "rt-block-4", "--tasks", "parity")
     assert capsys.readouterr().out.startswith("1 of 1 results are in ")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_result_whose_largest_rate_is_chosen_gets_larger_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The points with all seeds are compared; the file has every run once."""
+    options, _ = PRESETS["full"]
+    few = replace(options, lr=(1e-5, 5e-3), weight_decay=(0.0,), seeds=2, steps=24, evaluations=2, batch_size=16)
+    few = replace(few, width=16, mlp_width=16, device="cpu")
+    monkeypatch.setitem(PRESETS, "full", (few, {"memorization": {"train_examples": 64}}))
+    places = ["--folder", str(tmp_path / "reference"), "--out", str(tmp_path / "out")]
+    command.main(["--layers", "lstm", "--tasks", "memorization", *places])
+    (row,) = chosen(points(load_rows(tmp_path / "reference", ["full"], [ENTRIES["lstm"]], ["memorization"]))).to_dict(
+        "records"
+    )
+    found = records.load(tmp_path / "reference" / "lstm" / "memorization.jsonl")
+    assert [lr for lr, _ in row["grid"]] == [1e-5, 5e-3, 1e-2, 2e-2]
+    assert not found.duplicated(["lr", "seed"]).any()
+    assert row["seeds"] == [0, 1]
+    assert set(found["lr"][found["seed"] == 1]) >= {5e-3, row["lr"]}
+    assert set(found["lr"][found["curve"].map(bool)]) == {row["lr"]}
 
 
 @pytest.mark.usefixtures("tiny", "undrawn")

@@ -12,12 +12,14 @@ from mixers import MIXERS, find_mixer
 from runners.files import DamagedFileError
 from runners.mad.points import chosen, points
 from runners.mad.reference.overview import DEPTHS, effective_depth, overview_page
-from runners.mad.rows import ENTRIES, LAYERS, STACKS, ReferencePreset, load, load_rows
+from runners.mad.rows import ENTRIES, LAYERS, ReferencePreset, load, load_rows
 from runners.mad.tables import in_order
 from runners.records import REFERENCE
 from tasks import PUBLISHED
 
 LRS = {"full": (1e-4, 5e-4, 1e-3, 2e-3, 5e-3), "quick": (2e-3, 5e-3)}
+FURTHER = (1e-2, 2e-2)
+"""Learning rates that a result also has if 5e-3 was chosen without them, below the ceiling."""
 DECAYS = {"full": (0.0, 0.1), "quick": (0.0,)}
 SEEDS = {"full": 5, "quick": 3}
 
@@ -29,19 +31,18 @@ def stored(preset: ReferencePreset) -> pd.DataFrame:
 
 @pytest.mark.parametrize("preset", ["full", "quick"])
 def test_every_result_is_of_the_whole_protocol(preset: ReferencePreset) -> None:
-    """No result of fewer steps, points or seeds stands among the others. Stacks may be missing, but not some tasks."""
+    """No result of fewer steps, points or seeds stands among the others."""
     found = stored(preset)
-    stacks = {stack.name for stack in STACKS} - {*found["layer"]}
-    assert sorted(zip(found["layer"], found["task"], strict=True)) == sorted(
-        (name, task) for name in ENTRIES if name not in stacks for task in PUBLISHED
-    )
+    assert not found.duplicated(["layer", "task"]).any()
     assert found["chosen"].all()
     for row in found.to_dict("records"):
         entry, config = ENTRIES[row["layer"]], PUBLISHED[row["task"]].Config()
         assert (row["mixer"], row["layers"], row["preset"]) == (entry.mixer, entry.layers, preset)
         defaults = find_mixer(entry.mixer).Config()
         assert row["mixer_config"] == json.loads(json.dumps(vars(defaults) | {**entry.options}))
-        assert row["grid"] == tuple((lr, decay) for lr in LRS[preset] for decay in DECAYS[preset])
+        rates = LRS[preset] + FURTHER * ((FURTHER[0], 0.0) in row["grid"])
+        assert row["grid"] == tuple((lr, decay) for lr in rates for decay in DECAYS[preset])
+        assert preset == "quick" or row["edge"] != "largest" or row["lr"] == FURTHER[-1]
         assert row["seeds"] == [*range(SEEDS[preset])]
         assert 0 <= row["test.sequence_accuracy"] <= row["test.token_accuracy"] <= 1
         if preset == "full":
@@ -78,14 +79,15 @@ def of_depths(rt: float, *transformers: float, sequence: float = 0.1) -> dict[tu
     ("accuracies", "sequence", "depth"),
     [
         ((0.9, 0.3, 0.5, 0.89, 0.3), 0.1, "3"),
-        ((0.9, 0.3, 0.5, 0.87, 0.95), 0.1, "4"),
-        ((0.9, 0.95, 0.0, 0.0, 0.0), 0.1, "1"),
+        ((0.9, 0.3, 0.5, 0.87, 0.91), 0.1, "4"),
+        ((0.9, 0.3, 0.5, 0.87, 0.95), 0.1, "between 3 and 4"),
+        ((0.9, 0.95, 0.0, 0.0, 0.0), 0.1, "less than 1"),
         ((0.9, 0.3, 0.4, 0.5, 0.6), 0.1, "more than 4"),
         ((0.11, 0.05, 0.11, 0.0, 0.0), 0.0, "neither solves it"),  # layers that learn nothing are not worth each other
         ((0.9, 0.3, 0.5), 0.1, "not run yet"),
     ],
 )
-def test_effective_depth_is_the_first_depth_whose_interval_reaches_that_of_rt(
+def test_effective_depth_is_the_first_depth_whose_interval_overlaps_that_of_rt(
     accuracies: tuple[float, ...], sequence: float, depth: str
 ) -> None:
     assert effective_depth(of_depths(*accuracies, sequence=sequence), "parity") == depth
@@ -93,12 +95,13 @@ def test_effective_depth_is_the_first_depth_whose_interval_reaches_that_of_rt(
 
 def test_what_has_no_file_is_not_run_yet_and_ranked_nowhere() -> None:
     full = stored("full")
+    complete = (full[full["layer"].isin(MIXERS)]["layer"].value_counts() == len(PUBLISHED)).sum()
     found = full.assign(label=full["layer"], setting=full["task"])
     page = overview_page(found[(found["layer"] != "gla") | (found["task"] == "parity")], "full")
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
     (gla,) = (row for row in rows if row[0] == "`gla`")
     assert gla == ["`gla`", "1 of 10 tasks", *("–" if task == "parity" else "not run yet" for task in PUBLISHED)]
-    assert [row[0] for row in rows].index("`gla`") == len(MIXERS) - 1
+    assert [row[0] for row in rows].index("`gla`") >= complete - 1
 
 
 def test_stacks_stand_beside_layers_of_equal_depth() -> None:
@@ -118,7 +121,7 @@ def test_reference_rows_are_shipped_none_or_of_a_folder(tmp_path: Path) -> None:
     assert load("none", ["parity"]) is None
     shipped, nothing = load("shipped", ["parity", "mine:Task"]), load(str(tmp_path), ["parity"])
     assert shipped is not None
-    assert {*shipped["layer"][shipped["layers"] == 1]} == set(MIXERS)
+    assert {"rt", "transformer"} <= {*shipped["layer"][shipped["layers"] == 1]} <= set(MIXERS)
     assert {f"transformer-{n}-layers" for n in (2, 3, 4)} <= {*shipped["layer"]}
     assert set(shipped["task"]) == {"parity"}
     assert nothing is not None

@@ -1,29 +1,32 @@
-"""Every layer says where it differs from its reference, and the committed table says the same."""
+"""Every layer and the tasks say where they differ from their references, and the committed tables say the same."""
 
 import pytest
 
 from mixers import MIXERS
-from mixers.base import Layer
-from mixers.deviations import PAGE, TOPICS, deviations, page
+from runners.deviations import DATA, LAYERS, Page, deviations, text_of
+
+PLACES = [(page, name) for page in (LAYERS, DATA) for name in page.registry]
 
 
-@pytest.mark.parametrize("name", MIXERS)
-def test_a_layer_names_its_reference_and_its_differences_in_the_order_of_the_topics(name: str) -> None:
-    reference, points = deviations(MIXERS[name])
+@pytest.mark.parametrize(("page", "name"), PLACES, ids=[name for _, name in PLACES])
+def test_references_and_differences_are_named_in_the_order_of_the_topics(page: Page, name: str) -> None:
+    reference, points = deviations(page.registry[name], page.topics)
     assert any(source in reference for source in ("https://", "arXiv:", "torch.nn.", "doi:"))
     assert points
-    order = [TOPICS.index(topic) for topic, _ in points]
+    order = [page.topics.index(topic) for topic, _ in points]
     assert order == sorted(order)
     assert all(text.endswith(".") and "|" not in text for _, text in points)
 
 
-def test_the_committed_table_is_that_of_the_docstrings() -> None:
-    """If not: python -m mixers.deviations."""
-    assert PAGE.read_text(encoding="utf-8") == page()
+@pytest.mark.parametrize("page", [LAYERS, DATA], ids=lambda page: page.kind)
+def test_the_committed_table_is_that_of_the_docstrings(page: Page) -> None:
+    """If not: python -m runners.deviations."""
+    assert page.file.read_text(encoding="utf-8") == text_of(page)
+    assert set(LAYERS.registry) == set(MIXERS)
 
 
 def test_points_go_on_over_several_lines() -> None:
-    class Known(Layer):
+    class Known:
         """A layer.
 
         Differs from the reference:
@@ -36,7 +39,7 @@ def test_points_go_on_over_several_lines() -> None:
         """
 
     points = [("block", "theirs is another one."), ("added", "a gate: it opens.")]
-    assert deviations(Known) == ("A paper, arXiv:1.", points)
+    assert deviations(Known, LAYERS.topics) == ("A paper, arXiv:1.", points)
 
 
 @pytest.mark.parametrize(
@@ -49,4 +52,4 @@ def test_points_go_on_over_several_lines() -> None:
 )
 def test_a_section_that_is_missing_or_has_another_form_is_refused(doc: str | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        deviations(type("Unknown", (Layer,), {"__doc__": doc}))
+        deviations(type("Unknown", (), {"__doc__": doc}), LAYERS.topics)
