@@ -23,6 +23,7 @@ from mixers.mamba2 import Mamba2
 from mixers.named import Kind, find_class, name_of
 from mixers.options import override
 from mixers.origin import advice_on_gpus, where
+from mixers.path import PaTH
 from mixers.retnet import RetNet
 from mixers.rmt import RecurrentMemoryTransformer
 from mixers.rt.layer import RecurrentTransformer
@@ -40,6 +41,7 @@ MIXERS: dict[str, type[Layer]] = {
     "sliding-attention": SlidingAttention,
     "transformer-xl": TransformerXL,
     "fox": ForgettingTransformer,
+    "path": PaTH,
     "rt": RecurrentTransformer,
     "feedback-transformer": FeedbackTransformer,
     "staircase": Staircase,

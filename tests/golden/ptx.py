@@ -43,6 +43,8 @@ from runners.mad.training.protocol import Optimizer, Run
 FILE = Path(__file__).with_name("ptx.json")
 SPECIALISATIONS = 2
 """Largest number of specialisations of a kernel that are compiled."""
+LAST = ("path",)
+"""Layers that come after the others, so that a kernel's stored specialisations remain those of the others."""
 GPU = torch.device("cuda", 0)
 PROPERTIES = SimpleNamespace(multi_processor_count=132, shared_memory_per_block_optin=232448, major=9, minor=0)
 """Properties of an H100."""
@@ -56,7 +58,7 @@ NAMED = SimpleNamespace(
 
 def models() -> Iterator[tuple[str, dict[str, Any], int, int]]:
     """Layer, options, width and length of models that, with those of ``decode``, launch every kernel."""
-    for mixer in MIXERS:
+    for mixer in sorted(MIXERS, key=LAST.__contains__):
         yield mixer, {"heads": 8} if mixer == "feedback-transformer" else {}, 128, 64
     for block in (1, 4):
         yield "rt", {"block": block}, 512, 16
