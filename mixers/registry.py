@@ -29,6 +29,7 @@ from mixers.mlstm import MLSTM
 from mixers.named import Kind, find_class, members_of, name_of
 from mixers.options import BETWEEN, override
 from mixers.origin import advice_on_gpus, where
+from mixers.path import PaTH
 from mixers.retnet import RetNet
 from mixers.rmt import RecurrentMemoryTransformer
 from mixers.rt.layer import RecurrentTransformer
@@ -48,6 +49,7 @@ MIXERS: dict[str, type[Layer]] = {
     "sliding-attention": SlidingAttention,
     "transformer-xl": TransformerXL,
     "fox": ForgettingTransformer,
+    "path": PaTH,
     "rt": RecurrentTransformer,
     "feedback-transformer": FeedbackTransformer,
     "staircase": Staircase,

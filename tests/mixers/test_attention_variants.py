@@ -14,6 +14,7 @@ from mixers.base import Layer, Shape
 from mixers.feedback_transformer import FeedbackTransformer
 from mixers.models import LanguageModel
 from mixers.ops.attention import alibi_slopes
+from mixers.ops.path_attention import CHUNK
 from mixers.parts import rms_norm
 from mixers.rmt import RecurrentMemoryTransformer
 from mixers.rt.naive import Weights, naive_recurrence
@@ -70,6 +71,17 @@ def twin(layer: AttentionLayer) -> Transformer:
     known = other.state_dict().keys()
     other.load_state_dict({name: value for name, value in layer.state_dict().items() if name in known})
     return other
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_path_goes_from_chunk_to_chunk_as_it_decodes(gated: bool) -> None:
+    """Four chunks, of which the last is not full; nearly equal inputs, so that triangular systems are far from 1."""
+    layer, x = build(MIXERS["path"], forget_gate=gated), inputs(1) + 0.1 * inputs(3 * CHUNK + 5)
+    state, steps = layer.init_state(2), []
+    for x_BD in x.unbind(1):
+        z_BD, state = layer.step(x_BD, state)
+        steps.append(z_BD)
+    torch.testing.assert_close(torch.stack(steps, 1), layer(x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("window", [LENGTH, LENGTH + 1, 64])

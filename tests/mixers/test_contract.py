@@ -31,6 +31,7 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
     "sliding-attention": [{"heads": 4, "window": 3}, {"heads": 4, "window": 2, "qk_norm": False}, {"heads": 4}],
     "transformer-xl": [{"heads": 4, "segment": 3}, {"heads": 4, "segment": 1, "qk_norm": False}, {"heads": 4}],
     "fox": [{"heads": 4}, {"heads": 2, "qk_norm": False}],
+    "path": [{}, {"heads": 2, "rank": 3, "convolution": 1, "forget_gate": True, "qk_norm": False}],
     "feedback-transformer": [{"heads": 4}, {"heads": 2, "qk_norm": False}],
     "staircase": [{"heads": 4, "chunk": 3, "steps": 3}, {"heads": 4, "chunk": 1, "steps": 2}, {"heads": 4}],
     "transformer-fam": [

@@ -71,6 +71,7 @@ class GPUOnly(Fused):
     [
         ("transformer", {"heads": HEADS}, lambda n: 2 * n * WIDTH),
         ("fox", {"heads": HEADS}, lambda n: 2 * n * WIDTH + n * HEADS),
+        ("path", {"heads": HEADS}, lambda n: 2 * n * WIDTH + 2 * WIDTH),  # and the convolution's inputs
         ("rt", {"heads": HEADS}, lambda n: 2 * n * WIDTH),
         ("rt", {"heads": HEADS, "block": 4}, lambda n: 2 * n * WIDTH + 2 * WIDTH * (n % 4)),
         ("linear-attention", {"heads": HEADS}, lambda n: WIDTH**2 // HEADS + WIDTH + 1),  # and the position

@@ -30,6 +30,8 @@ CASES = [
     Case("sliding-attention", attention.sliding_attention, {"heads": 2, "window": 4}),
     Case("transformer-xl", attention.transformer_xl, {"heads": 2, "segment": 3}, FLOAT32),
     Case("fox", attention.forgetting_transformer, {"heads": 2}),
+    Case("path", attention.path, {"heads": 2, "rank": 3}),
+    Case("path", attention.path, {"heads": 2, "rank": 3, "forget_gate": True}),
     Case("rt", attention.recurrent_transformer, {"heads": 2}),
     Case("rt", attention.recurrent_transformer, {"heads": 2, "block": 3}),
     Case("feedback-transformer", attention.feedback_transformer, {"heads": 2}),

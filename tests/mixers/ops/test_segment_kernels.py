@@ -21,9 +21,11 @@ from mixers.ops.block_attention import block_attention  # noqa: E402
 from mixers.ops.kernels.attention import forgetting_attention_method  # noqa: E402
 from mixers.ops.kernels.block_attention import block_attention_method  # noqa: E402
 from mixers.ops.kernels.memory import fits_memory, memory_attention_method  # noqa: E402
+from mixers.ops.kernels.path_attention import path_attention_method  # noqa: E402
 from mixers.ops.kernels.relative_attention import relative_attention_method  # noqa: E402
 from mixers.ops.memory import memory_attention  # noqa: E402
 from mixers.ops.method import Method  # noqa: E402
+from mixers.ops.path_attention import path_logits  # noqa: E402
 from mixers.ops.relative_attention import relative_attention  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from mixers.ops.weights import LayerWeights  # noqa: E402
@@ -54,13 +56,38 @@ class Draw:
 def forgetting_case(R: int, B: int, T: int, D: int, H: int) -> Case:
     """Gates from closed to open."""
     draw = Draw(R, B, T, D, H)
-    c = F.logsigmoid(3 * draw(R, B, H, T)).float().double().cumsum(-1)
+    c = F.logsigmoid(3 * draw(R, B, H, T)).cumsum(-1).float().double()
 
     def plain(q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> Tensor:
         q, k = (y.unflatten(-1, (H, -1)).transpose(1, 2) for y in (q, k))
         return forgetting_mean(q @ k.mT * (D // H) ** -0.5 + c[..., :, None] - c[..., None, :], v, None)
 
     return Case(plain, forgetting_attention_method(H), [draw(R, B, T, D) for _ in range(3)], [c])
+
+
+def path_case(R: int, B: int, T: int, D: int, H: int, *, gated: bool = False) -> Case:
+    """Strengths from 0 to 2, at which products change signs; neighbouring directions are equal."""
+    draw = Draw(R, B, T, D, H)
+    q, k, v, w = (draw(R, B, T, D) for _ in range(4))
+    w[:, :, 1::3] = w[:, :, : T - 1 : 3]
+    beta = 2 * (2 * draw(R, B, T, H)).sigmoid()
+    c = F.logsigmoid(3 * draw(R, B, H, T)).cumsum(-1).float().double()
+
+    def plain(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *c: Tensor) -> Tensor:
+        logits = path_logits(q, k, w, beta)
+        return forgetting_mean(logits + c[0][..., :, None] - c[0][..., None, :] if gated else logits, v, None)
+
+    full = path_attention_method(H)
+    method = (
+        full
+        if gated
+        else replace(
+            full,
+            forward=lambda *tensors: full.forward(*tensors, None),
+            backward=lambda gradients, tensors, *kept: full.backward(gradients, (*tensors, None), *kept)[:-1],
+        )
+    )
+    return Case(plain, method, [q, k, v, w], [beta, c] if gated else [beta])
 
 
 def relative_case(R: int, B: int, T: int, D: int, H: int, segment: int) -> Case:
@@ -151,6 +178,9 @@ SMALL = {
     "forgetting": partial(forgetting_case, 2, 2, 7, 32, 4),
     "forgetting-one-position": partial(forgetting_case, 1, 1, 1, 16, 1),
     "forgetting-long": partial(forgetting_case, 1, 1, 70, 64, 2),
+    "path": partial(path_case, 2, 1, 35, 16, 1),
+    "path-gated": partial(path_case, 1, 1, 66, 24, 1, gated=True),
+    "path-one-position": partial(path_case, 1, 1, 1, 16, 2),
     "relative": partial(relative_case, 2, 2, 21, 32, 4, 4),
     "relative-one-position": partial(relative_case, 1, 1, 1, 16, 1, 8),
     "relative-one-segment": partial(relative_case, 3, 1, 5, 16, 2, 8),
@@ -167,6 +197,10 @@ SMALL = {
 LARGE = {
     "forgetting-8": partial(forgetting_case, 3, 8, 100, 128, 16),
     "forgetting-64": partial(forgetting_case, 1, 2, 1024, 128, 2),
+    "path-32": partial(path_case, 3, 8, 128, 128, 4),
+    "path-gated": partial(path_case, 2, 3, 100, 128, 4, gated=True),
+    "path-64": partial(path_case, 1, 2, 300, 128, 2, gated=True),
+    "path-16": partial(path_case, 1, 3, 63, 64, 4),
     "relative-8": partial(relative_case, 3, 8, 100, 128, 16, 8),
     "relative-16": partial(relative_case, 1, 1, 63, 64, 4, 8),
     "relative-64": partial(relative_case, 1, 2, 256, 256, 4, 100),

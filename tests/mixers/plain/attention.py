@@ -14,6 +14,7 @@ from tests.mixers.plain.common import (
     part,
     rms,
     sigmoid,
+    silu,
     sinusoid,
     softmax,
 )
@@ -111,6 +112,31 @@ def forgetting_transformer(p: Parameters, config: Any, x: Array) -> Array:
             left = [np.prod([gates[s][h] for s in range(j + 1, i + 1)]) for j in range(i + 1)]
             weights = np.array([f * np.exp(q[at] @ k[at] / size**0.5) for f, (k, _) in zip(left, pairs, strict=True)])
             outputs.append(weights / weights.sum() @ np.array([v[at] for _, v in pairs]))
+        z[i] = after(p, x[i], np.concatenate(outputs))
+    return z
+
+
+def path(p: Parameters, config: Any, x: Array) -> Array:
+    """Yang et al. 2025, section 3: logits q_i H_i ... H_{j+1} k_j with H = I - beta w w^T, written out as matrices."""
+    size, z, taps = WIDTH // config.heads, np.zeros_like(x), p["convolution.weight_DW"].T
+    normed = [rms(y, p["attention_norm.gain"]) for y in x]
+    low = [np.zeros(WIDTH)] * (len(taps) - 1) + [p["w.1.weight"] @ (p["w.0.weight"] @ y) for y in normed]
+    directions = [silu(sum(tap * low[t + n] for n, tap in enumerate(taps))) for t in range(len(x))]
+    strengths = [2 * sigmoid(p["strength.weight"] @ y + p["strength.bias"]) for y in normed]
+    gates = [sigmoid(p["forget.weight"] @ y + p["forget.bias"]) for y in normed] if config.forget_gate else None
+    for i in range(LENGTH):
+        q, pairs, outputs = query(p, x[i]), [key_value(p, x[j]) for j in range(i + 1)], []
+        for h in range(config.heads):
+            at = slice(h * size, (h + 1) * size)
+            logits = []
+            for j, (k, _) in enumerate(pairs):
+                product = np.eye(size)
+                for s in range(j + 1, i + 1):
+                    w = directions[s][at] / np.sqrt((directions[s][at] ** 2).sum() + 1e-6)
+                    product = (np.eye(size) - strengths[s][h] * np.outer(w, w)) @ product
+                passed = sum(np.log(gates[s][h]) for s in range(j + 1, i + 1)) if gates else 0.0
+                logits.append(q[at] @ product @ k[at] / size**0.5 + passed)
+            outputs.append(softmax(np.array(logits)) @ np.array([v[at] for _, v in pairs]))
         z[i] = after(p, x[i], np.concatenate(outputs))
     return z
 
