@@ -16,6 +16,17 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("mixers", "tasks", "runners", "tests")
+PROGRAMS = ("runners.mad.__main__", "runners.c4.__main__")
+LOAD = """
+import importlib, sys
+for program in sys.argv[1:]:
+    importlib.import_module(program)
+    found = sorted(name for name in sys.modules if name.partition(".")[0] == "runners")
+    print(*found)
+    for name in found:
+        del sys.modules[name]
+"""
+"""Prints what the import of each program loads, and forgets it."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -84,10 +95,11 @@ def used_once(folder: str) -> tuple[list[str], int]:
     return found, count
 
 
-def loaded_by(module: str) -> list[str]:
-    """Return the files of ``runners`` that the import of a module loads."""
-    code = f"import sys, {module}; print(*sorted(name for name in sys.modules if name.startswith('runners')))"
-    return subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).split()
+@cache
+def loaded_by_programs() -> dict[str, list[str]]:
+    """Return the files of ``runners`` that the import of each program loads, in one process that imports both."""
+    done = subprocess.check_output([sys.executable, "-c", LOAD, *PROGRAMS], cwd=ROOT, text=True)
+    return dict(zip(PROGRAMS, map(str.split, done.splitlines()), strict=True))
 
 
 def imports(package: str) -> dict[str, set[str]]:
@@ -142,8 +154,8 @@ def main() -> None:
     longest = max(functions("runners"), key=lambda pair: 0 if is_kernel(pair[1]) else statements(pair[1]) - 1)
     print(f"longest function of runners: {longest[0]}, {statements(longest[1]) - 1} statements")
     print(f"levels of imports in runners/mad: {levels('runners/mad')}")
-    for module in ("runners.mad.__main__", "runners.c4.__main__"):
-        print(f"import {module}: {len(loaded_by(module))} files of runners")
+    for module, files_loaded in loaded_by_programs().items():
+        print(f"import {module}: {len(files_loaded)} files of runners")
 
 
 if __name__ == "__main__":

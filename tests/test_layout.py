@@ -124,9 +124,8 @@ def test_functions_are_short_and_take_few_arguments() -> None:
     assert len(once) <= private / 4, "\n".join(once)
 
 
-@pytest.mark.parametrize("module", ["runners.mad.__main__", "runners.c4.__main__"])
-def test_a_program_is_few_files(module: str) -> None:
-    assert len(size.loaded_by(module)) <= 32
+def test_a_program_is_few_files() -> None:
+    assert all(len(files) <= 32 for files in size.loaded_by_programs().values())
 
 
 def test_the_diagnostics_are_few_levels_of_imports() -> None:

@@ -85,7 +85,7 @@ def test_a_process_that_nobody_reads_ends_silently() -> None:
     """Python flushes buffered output as late as the process ends."""
     read, write = os.pipe()
     os.close(read)
-    words = [sys.executable, "-m", "runners.theory", "--help"]
-    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    code = "import sys; from runners.ending import run_command; run_command(lambda: sys.exit(print('help')), '')"
+    done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")

@@ -57,14 +57,18 @@ def test_a_command_that_was_stopped_says_so_in_one_line(
     assert capsys.readouterr().err == "stopped after step 7: the same command resumes from there\n"
 
 
-def test_ctrl_c_ends_the_imports_silently_and_is_the_programs_own_after_them() -> None:
-    begin = "import signal; from runners import interrupt; interrupt.end_at_once(); "
-    during = subprocess.run([sys.executable, "-c", begin + "signal.raise_signal(2)"], cwd=ROOT, capture_output=True)
+def test_ctrl_c_ends_the_imports_silently_and_is_the_programs_own_after_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = "import signal; from runners import interrupt; interrupt.end_at_once(); signal.raise_signal(2)"
+    during = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
     assert (during.returncode, during.stdout, during.stderr) == (-signal.SIGINT, b"", b"")
 
-    run = "from runners.ending import run_command; run_command(lambda: signal.raise_signal(2), 'its own line')"
-    after = subprocess.run([sys.executable, "-c", begin + run], cwd=ROOT, capture_output=True, text=True)
-    assert (after.returncode, after.stderr) == (130, "its own line\n")
+    interrupt.end_at_once()
+    with pytest.raises(SystemExit, match="130"):
+        run_command(lambda: signal.raise_signal(2), "its own line")
+    assert capsys.readouterr().err == "its own line\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_handler_comes_before_every_slow_import() -> None:

@@ -1,13 +1,14 @@
 """What a command says when a user's layer fails: the place in the user's file, in one line."""
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mixers.models import LanguageModel
+from mixers.origin import OWN
 from runners.ending import run_command
 from runners.mad import __main__ as mad
 
@@ -102,6 +103,7 @@ def test_a_module_that_ends_the_program_on_import_is_one_line(
     assert "SystemExit: 0" in error
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_layer_without_finite_outputs_ends_with_one_line_and_status_1(
     layers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,11 +126,7 @@ def test_a_layer_with_a_result_beside_one_without_is_no_failure(
     assert "layers_that_fail:NotFinite on parity (custom): no rank: no point converged" in capsys.readouterr().out
 
 
-def test_an_error_of_the_project_keeps_its_traceback() -> None:
-    code = (
-        "from runners.ending import run_command; from mixers.models import LanguageModel; "
-        "run_command(LanguageModel, '')"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True)
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("Traceback")
+def test_an_error_of_the_project_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mixers.origin.OWN", (*OWN, str(PROJECT)))  # a test is no user's file
+    with pytest.raises(TypeError, match="missing 4 required positional arguments"):
+        run_command(LanguageModel, "")  # type: ignore[arg-type]

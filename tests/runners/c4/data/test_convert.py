@@ -214,7 +214,7 @@ def slow_similarity(first: str, second: str) -> float:
 def test_near_duplicates_are_those_of_a_slow_solver() -> None:
     dice = random.Random(0)
     texts: list[str] = []
-    for _ in range(15):
+    for _ in range(8):
         text = words(dice, 120)
         texts += [" ".join(changed(dice, text, share)) for share in (0, 0.01, 0.05, 0.3)]
     dice.shuffle(texts)
@@ -224,7 +224,7 @@ def test_near_duplicates_are_those_of_a_slow_solver() -> None:
         if all(slow_similarity(text, texts[other]) < SIMILAR for other in kept):
             kept.append(n)
     assert without_near_duplicates(texts) == [texts[n] for n in kept]
-    assert 15 < len(kept) < 45
+    assert 8 < len(kept) < 24
     assert without_near_duplicates(["", "", "One, two. Three", "one two three"]) == ["", "One, two. Three"]
 
 
