@@ -319,28 +319,26 @@ def chunked_recurrence_method(dtype: torch.dtype, sums: bool = False) -> Method:
     """
 
     def forward(*tensors: Any) -> tuple[Tensors, Tensors]:
-        v, g, *i = contiguous(*tensors[2:])
+        v, g, i = contiguous(*tensors[2:], *([] if sums else [None]))
         o = torch.empty_like(v, dtype=dtype)
-        n = [torch.empty_like(y) for y in i]
+        n = torch.empty_like(i) if sums else None
         grid, (q, k), settings = _launch(*tensors[:4])
-        chunked_fwd_kernel[grid](q, k, v, g, o, *(i or [None]), *(n or [None]), **settings)
-        return (o, *n), ()
+        chunked_fwd_kernel[grid](q, k, v, g, o, i, n, **settings)
+        return (o,) if n is None else (o, n), ()
 
     def backward(gradients: Tensors, tensors: Any, outputs: Tensors, saved: Tensors) -> Optionals:
-        v, g, *i = contiguous(*tensors[2:])
-        do, *dn = contiguous(*gradients)
+        v, g, i = contiguous(*tensors[2:], *([] if sums else [None]))
+        do, dn = contiguous(*gradients, *([] if sums else [None]))
         grid, (q, k), settings = _launch(*tensors[:4])
         shared = tensors[0].shape[3] < v.shape[3]
         dq, dk = (v.new_empty(*v.shape[:-1], settings["K"]) for _ in range(2))
         dv = torch.empty_like(v)
-        dg, share = (None if g is None else torch.empty_like(g) for _ in range(2))
-        di = [torch.empty_like(y) for y in i]
-        given = q, k, v, g, do, *(i or [None]), *(dn or [None])
-        chunked_query_bwd_kernel[grid](*given, dq, share, **settings)
-        chunked_pair_bwd_kernel[grid](*given, share, dk, dv, dg, *(di or [None]), **settings)
+        dg, share, di = (None if y is None else torch.empty_like(y) for y in (g, g, i))
+        chunked_query_bwd_kernel[grid](q, k, v, g, do, i, dn, dq, share, **settings)
+        chunked_pair_bwd_kernel[grid](q, k, v, g, do, i, dn, share, dk, dv, dg, di, **settings)
         if shared:
             dq, dk = (y.sum(3, keepdim=True) for y in (dq, dk))
-        return dq, dk, dv, dg, *di
+        return (dq, dk, dv, dg, di) if sums else (dq, dk, dv, dg)
 
     return Method(forward, backward, outputs=2 if sums else 1)
 
