@@ -204,7 +204,7 @@ class Mamba3(MixerLayer):
 
 def _products(q: Tensor, k: Tensor) -> Tensor:
     """Return the products (..., R, S, H) of the queries and keys (..., H, N) of each pair of ranks."""
-    return (q[..., :, None, :, :] * k[..., None, :, :, :]).sum(-1)
+    return (at_least_float32(q)[..., :, None, :, :] * at_least_float32(k)[..., None, :, :, :]).sum(-1)
 
 
 def _weighted(weight: Tensor, v: Tensor) -> Tensor:
