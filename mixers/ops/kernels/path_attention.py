@@ -41,9 +41,9 @@ from mixers.ops.kernels.common import LOG2E, MASKED, contiguous
 from mixers.ops.method import Method, Optionals, Tensors
 
 CHUNK = 32
-FORWARD = {"num_warps": 4, "num_stages": 1}
-BACKWARD = {"num_warps": 4, "num_stages": 1}
-PRECISIONS = {torch.bfloat16: "tf32", torch.float32: "tf32x3"}
+FORWARD = {"num_warps": 2, "num_stages": 1}
+BACKWARD = {"num_warps": 2, "num_stages": 1}
+PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "tf32x3"}
 """Precision of products by the dtype of rows. bfloat16 is too coarse for products of many matrices: errors add up."""
 LEAST_CHANNELS = 16
 """Least number of channels that tensor cores take."""
