@@ -12,8 +12,7 @@ from torch.nn import functional as F
 from mixers.base import Shape, State
 from mixers.mamba2 import step_bias
 from mixers.ops.linear_recurrence import matrix_recurrence
-from mixers.ops.numerics import at_least_float32, runs_fused
-from mixers.ops.rotation import biased, biased_rotation, one_later, rotated
+from mixers.ops.numerics import at_least_float32
 from mixers.parts import MixerLayer, RMSNorm, check_at_least, check_heads, linear
 
 SLOWEST = 1e-4
@@ -88,10 +87,11 @@ class Mamba3(MixerLayer):
         heads, rank, states, inner = config.heads, config.rank, config.state_size, config.expand * shape.width
         self.angles = int(config.rotated * states) // 2
 
-        # One map gives gates, x, B and C, then Δ, A, λ and θ, for which it starts as PyTorch's default.
-        self.sizes = [inner, inner, rank * states, rank * states, 3 * heads + self.angles]
+        # One map gives the gate, x, B and C; one gives Δ, A, λ and θ, and starts as PyTorch's default.
+        self.sizes = [inner, inner, rank * states, rank * states]
         self.inputs = linear(shape.width, sum(self.sizes))
-        nn.init.uniform_(self.inputs.weight.data[-self.sizes[-1] :], -(shape.width**-0.5), shape.width**-0.5)
+        self.controls = linear(shape.width, 3 * heads + self.angles)
+        nn.init.uniform_(self.controls.weight, -(shape.width**-0.5), shape.width**-0.5)
         self.step_bias_H = nn.Parameter(step_bias(heads))
 
         self.k_norm, self.q_norm = RMSNorm(states), RMSNorm(states)
@@ -104,20 +104,20 @@ class Mamba3(MixerLayer):
         self.out = linear(inner, shape.width)
 
     def mix(self, x_BTD: Tensor) -> Tensor:
-        gate, x, B, C, (step, log_decay, now, turn) = self._project(x_BTD)
+        gate, x, k, q = self._project(x_BTD)
         v = self._values(x)
+        step, log_decay, now, turn = self._control(x_BTD)
 
         # A pair is read at its own position without rotations, which cancel there.
-        identity = torch.eye(self.config.rank, dtype=now.dtype, device=now.device)[..., None]
-        own = now[..., None, None, :] * self._own_products(C, B) + identity * self.skip_H
+        own = now[..., None, None, :] * _products(q, k)
+        angle = turn.cumsum(1)
+        q, k = _rotated(q, angle), _rotated(k, angle)
 
         # Each position writes the pairs of the one before it.
-        angle = turn.cumsum(1)
-        q = biased_rotation(C, self.q_bias_RHN, angle)
-        k = biased_rotation(B, self.k_bias_RHN, angle, late=True)
-        strength = log_decay.exp() * (one_later(now) + step - now)
-        o = self._recurrence(q, k, strength[..., None, :, None] * one_later(v), log_decay)
-        return self._output(o + _weighted(own, v).to(o), gate)
+        strength = log_decay.exp() * (_before(now) + step - now)
+        k, v_before = _before(k), strength[..., None, :, None] * _before(v)
+        o = self._recurrence(q, k, v_before, log_decay)
+        return self._output(o + _weighted(own, v), v, gate)
 
     def init_state(self, batch: int) -> State:
         config, weight = self.config, self.out.weight
@@ -130,51 +130,40 @@ class Mamba3(MixerLayer):
         }
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        gate, x, B, C, (step, log_decay, now, turn) = self._project(x_BD)
+        gate, x, k, q = self._project(x_BD)
         v, v_before = self._values(x), self._values(state["x"])
+        step, log_decay, now, turn = self._control(x_BD)
         angle = (state["angle"] + turn).remainder(2 * math.pi)
-        q, k = (rotated(biased(*y), angle) for y in ((C, self.q_bias_RHN), (B, self.k_bias_RHN)))
+        q, k = _rotated(q, angle), _rotated(k, angle)
 
         # The state decays, and with it the pairs of the position before.
         before = state["S"] + _pairs(state["k"], (step - now)[:, None, :, None] * v_before)
         S_BHNV = log_decay.exp()[..., None, None] * before + _pairs(k, now[:, None, :, None] * v)
-        o = (q[..., None] * S_BHNV[:, None]).sum(-2) + self.skip_H[:, None] * v
-        return self._output(o, gate), {"S": S_BHNV, "angle": angle, "k": k, "x": x}
+        o = (q[..., None] * S_BHNV[:, None]).sum(-2)
+        return self._output(o, v, gate), {"S": S_BHNV, "angle": angle, "k": k, "x": x}
 
-    def _project(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Return what a position reads from its input.
-
-        Returns:
-            Gates and inputs (..., H, V); normed B and C (..., R, N); and Δ, A Δ and λ Δ (..., H), and by how much keys
-            and queries turn (..., H, A).
-        """
-        heads, states, weight = self.config.heads, self.config.state_size, self.inputs.weight
-        fill = -len(weight) % 8 if runs_fused(u) else 0  # tensor cores want rows of whole 16 bytes
-        mapped = F.linear(u, F.pad(weight, (0, 0, 0, fill))) if fill else self.inputs(u)
-        gate, x, B, C, control, _ = mapped.split([*self.sizes, fill], dim=-1)
+    def _project(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return gates and inputs (..., H, V), and keys and queries (..., R, H, N), which are not rotated."""
+        heads, states = self.config.heads, self.config.state_size
+        gate, x, B, C = self.inputs(u).split(self.sizes, dim=-1)
         gate, x = (rearrange(y, "... (h v) -> ... h v", h=heads) for y in (gate, x))
 
         B, C = (rearrange(y, "... (r n) -> ... r n", n=states) for y in (B, C))
-        step, rate, share, angle = at_least_float32(control).split([heads, heads, heads, self.angles], dim=-1)
+        k = at_least_float32(self.k_norm(B))[..., None, :] + self.k_bias_RHN
+        q = at_least_float32(self.q_norm(C))[..., None, :] + self.q_bias_RHN
+        return gate, x, k, q
+
+    def _control(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return Δ, A Δ and λ Δ (..., H), and by how much keys and queries turn (..., H, A)."""
+        heads = self.config.heads
+        step, rate, share, angle = at_least_float32(self.controls(u)).split([heads, heads, heads, self.angles], dim=-1)
         step = F.softplus(step + self.step_bias_H)
         log_decay = -F.softplus(rate).clamp(min=SLOWEST) * step
-        turn = math.pi * angle.tanh()[..., None, :] * step[..., None]
-        return gate, x, self.k_norm(B), self.q_norm(C), (step, log_decay, share.sigmoid() * step, turn)
+        return step, log_decay, share.sigmoid() * step, math.pi * angle.tanh()[..., None, :] * step[..., None]
 
     def _values(self, x: Tensor) -> Tensor:
         """Return the values (..., R, H, V) of all ranks."""
         return x[..., None, :, :] if self.config.rank == 1 else x[..., None, :, :] * self.value_RHV
-
-    def _own_products(self, C: Tensor, B: Tensor) -> Tensor:
-        """Return the products (..., R, S, H) of the queries and keys of a position, from normed C and B (..., R, N).
-
-        The products of biased vectors are multiplied out, so that no gradient of them is stored for each head.
-        """
-        C, B = at_least_float32(C), at_least_float32(B)
-        of_vectors = (C[..., :, None, :] * B[..., None, :, :]).sum(-1)
-        of_queries = (C[..., :, None, None, :] * self.k_bias_RHN).sum(-1)
-        of_keys = (B[..., None, :, None, :] * self.q_bias_RHN[:, None]).sum(-1)
-        return of_vectors[..., None] + of_queries + of_keys + (self.q_bias_RHN[:, None] * self.k_bias_RHN).sum(-1)
 
     def _recurrence(self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
         """Return what queries read after their position has written all of its pairs; all tensors (B, T, R, H, ...).
@@ -191,20 +180,36 @@ class Mamba3(MixerLayer):
         missed = torch.ones(rank, rank, dtype=q.dtype, device=q.device).triu(1)
         return o + _weighted(missed[..., None] * _products(q, k), v)
 
-    def _output(self, y: Tensor, gate: Tensor) -> Tensor:
-        """Return the mixer's output from outputs of the ranks (..., R, H, V) and gates (..., H, V)."""
-        gate = gate[..., None, :, :]
-        y = y.to(gate)  # which is kept for the backward pass
+    def _output(self, o: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        """Return the mixer's output from reads and values (..., R, H, V), and gates (..., H, V)."""
+        y = o + self.skip_H[:, None] * v
         if self.config.rank == 1:
-            y = y * F.silu(gate)
+            y = y.squeeze(-3) * F.silu(gate)
         else:
-            y = (y * F.silu(gate * self.gate_RHV) * self.output_RHV).sum(-3, keepdim=True)
-        return self.out(y.flatten(-3))
+            y = (y * F.silu(gate[..., None, :, :] * self.gate_RHV) * self.output_RHV).sum(-3)
+        return self.out(y.flatten(-2))
+
+
+def _before(y_BTX: Tensor) -> Tensor:
+    """Return at each position what stood at the one before it; zeros at the first."""
+    return F.pad(y_BTX[:, :-1], (*(0, 0) * (y_BTX.ndim - 2), 1, 0))
+
+
+def _rotated(y: Tensor, angle: Tensor) -> Tensor:
+    """Return keys or queries (..., R, H, N), of which channels i and i + N/2 are turned by the angle i (..., H, A).
+
+    Channels without an angle stay as they are. Only elementwise operations, without concatenations, so that a compiler
+    fuses them with what comes before and after.
+    """
+    pairs = y.unflatten(-1, (2, -1))
+    angle = F.pad(angle, (0, pairs.shape[-1] - angle.shape[-1]))[..., None, :, None, :]
+    sign = torch.arange(-1, 3, 2, device=y.device)[:, None]
+    return (pairs * angle.cos() + pairs.flip(-2) * (sign * angle.sin())).flatten(-2)
 
 
 def _products(q: Tensor, k: Tensor) -> Tensor:
     """Return the products (..., R, S, H) of the queries and keys (..., H, N) of each pair of ranks."""
-    return (at_least_float32(q)[..., :, None, :, :] * at_least_float32(k)[..., None, :, :, :]).sum(-1)
+    return (q[..., :, None, :, :] * k[..., None, :, :, :]).sum(-1)
 
 
 def _weighted(weight: Tensor, v: Tensor) -> Tensor:

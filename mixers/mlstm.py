@@ -146,13 +146,9 @@ class MLSTM(MixerLayer):
 
     def _output(self, o: Tensor, n: Tensor, m: Tensor, convolved: Tensor, gate: Tensor) -> Tensor:
         """Return the mixer's output from reads (..., H, K) and their sums of weights (..., H, 1), both over exp(m)."""
-        centred = at_least_float32(o) - at_least_float32(o).mean(-1, keepdim=True)
-        divisor = torch.maximum(at_least_float32(n).abs(), (-m).exp()[..., None])
-
-        # The norm of o / divisor, whose ε the divisor scales.
-        normed = centred * (centred.square().mean(-1, keepdim=True) + HEAD_EPS * divisor.square()).rsqrt()
-        y = self.gain * normed.to(gate).flatten(-2) + self.skip * convolved
-        return self.out(y.to(gate) * F.silu(gate))
+        h = at_least_float32(o) / torch.maximum(at_least_float32(n).abs(), (-m).exp()[..., None])
+        h = F.layer_norm(h, h.shape[-1:], eps=HEAD_EPS).flatten(-2)
+        return self.out((self.gain * h + self.skip * convolved) * F.silu(gate))
 
 
 def _in_blocks(x: Tensor, blocks_NOI: Tensor) -> Tensor:

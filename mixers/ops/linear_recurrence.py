@@ -113,15 +113,9 @@ def weighted_recurrence(
 
     The sums (B, T, H, 1) are the outputs for values ``weight``.
     """
-    if runs_fused(q_BTHK):
-        from mixers.ops.kernels.chunked_recurrence import chunked_recurrence_method
-        from mixers.ops.kernels.linear_recurrence import fits_recurrence
-
-        if fits_recurrence(q_BTHK.shape[-1], v_BTHV.shape[-1]):
-            weight, g = at_least_float32(weight_BTH1), at_least_float32(g_BTH1).clamp(min=STRONGEST)
-            rows = (y.bfloat16() for y in (q_BTHK, k_BTHK, weight * v_BTHV))
-            o, n = over_runs(chunked_recurrence_method(torch.bfloat16, sums=True), *rows, g, weight)
-            return o, n
+    if runs_fused(q_BTHK):  # one column more than the kernels take
+        values = weight_BTH1 * v_BTHV
+        return matrix_recurrence(q_BTHK, k_BTHK, values, g_BTH1), matrix_recurrence(q_BTHK, k_BTHK, weight_BTH1, g_BTH1)
 
     o_BTHV = matrix_recurrence(q_BTHK, k_BTHK, weight_BTH1 * with_ones(v_BTHV), g_BTH1)
     return o_BTHV[..., :-1], o_BTHV[..., -1:]

@@ -7,24 +7,17 @@
     v              (R, B, T, H, V)     caller            all kernels
     g              (R, B, T, H, 1)     caller            all kernels         log decays, float32; may be absent
     o              (R, B, T, H, V)     chunked_fwd       caller
-    i              (R, B, T, H, 1)     caller            all kernels         weights of sums, float32; may be absent
-    n              (R, B, T, H, 1)     chunked_fwd       caller              sums, float32; with i
     do             (R, B, T, H, V)     caller            both backward kernels
-    dn             (R, B, T, H, 1)     caller            both backward kernels
     dq             (R, B, T, H, K)     query_bwd         caller
     share          (R, B, T, H)        query_bwd         pair_bwd            q . dq, float32
     dk             (R, B, T, H, K)     pair_bwd          caller
     dv             (R, B, T, H, V)     pair_bwd          caller
     dg             (R, B, T, H, 1)     pair_bwd          caller              float32
-    di             (R, B, T, H, 1)     pair_bwd          caller              float32
 
 Inside a chunk of C positions, position i reads pair j <= i with the weight exp(c_i - c_j) q_i . k_j, where c are
 running sums of g; these factors are at most 1. A program loops over the chunks of one head of one sequence with the
 state, or its gradient, in registers. As in ``mixers.ops.kernels.linear_recurrence``, the gradient of g follows from
 quantities that are computed anyway: dg_t is the sum of q_s . dq_s - k_s . dk_s over all s >= t.
-
-With weights i, the kernels also compute n, which is o for values i of one channel, from the same products. Its state is
-a vector of I numbers.
 
 Sizes of rows: I is K and J is V, padded to powers of two of at least 16. Rows after the last position are zeros. The
 queries of neighbouring positions are q_row numbers apart in memory, and the keys k_row numbers.
@@ -96,8 +89,6 @@ def chunked_fwd_kernel(
     v_ptr: tl.tensor,
     g_ptr: tl.tensor,
     o_ptr: tl.tensor,
-    i_ptr: tl.tensor,
-    n_ptr: tl.tensor,
     q_row: tl.tensor,
     k_row: tl.tensor,
     T: tl.tensor,
@@ -116,14 +107,12 @@ def chunked_fwd_kernel(
     2. For each chunk, the oldest first:
        a. read its rows and decays;
        b. write o = (decayed q k^T) v + (decay from the start) q S;
-       c. S <- (decay of the chunk) S + ((decay to the end) k)^T v;
-       d. with weights, do the same for sums.
+       c. S <- (decay of the chunk) S + ((decay to the end) k)^T v.
     """
     # 1. State.
     head = tl.program_id(0) % H
     sequence = (tl.program_id(0) // H).to(tl.int64)
     S_IJ = tl.zeros([I, J], tl.float32)
-    sum_I = tl.zeros([I], tl.float32)
 
     for start in range(0, T, C):
         # 2a. Rows and decays.
@@ -146,13 +135,6 @@ def chunked_fwd_kernel(
         k_CI = (k_CI.to(tl.float32) * to_end_C[:, None]).to(k_CI.dtype)
         S_IJ = tl.dot(tl.trans(k_CI), v_CJ, S_IJ * whole, input_precision="ieee")
 
-        # 2d. Sums.
-        if i_ptr is not None:
-            i_C = tl.load(i_ptr + row_C, live_C, 0.0)
-            n_C = tl.sum(w_CC * i_C[None, :], 1) + tl.sum(q_CI.to(tl.float32) * sum_I[None, :], 1) * from_start_C
-            tl.store(n_ptr + row_C, n_C, live_C)
-            sum_I = sum_I * whole + tl.sum(k_CI.to(tl.float32) * i_C[:, None], 0)
-
 
 @triton.jit(do_not_specialize=["T"])
 def chunked_query_bwd_kernel(
@@ -161,8 +143,6 @@ def chunked_query_bwd_kernel(
     v_ptr: tl.tensor,
     g_ptr: tl.tensor,
     do_ptr: tl.tensor,
-    i_ptr: tl.tensor,
-    dn_ptr: tl.tensor,
     dq_ptr: tl.tensor,
     share_ptr: tl.tensor,
     q_row: tl.tensor,
@@ -182,15 +162,13 @@ def chunked_query_bwd_kernel(
     1. Start with a state of zeros.
     2. For each chunk, the oldest first:
        a. read its rows and decays;
-       b. write dq = (decayed do v^T) k + (decay from the start) do S^T, and with decays share = q . dq, both with the
-          parts of sums;
-       c. S <- (decay of the chunk) S + ((decay to the end) k)^T v, and the state of sums.
+       b. write dq = (decayed do v^T) k + (decay from the start) do S^T, and with decays share = q . dq;
+       c. S <- (decay of the chunk) S + ((decay to the end) k)^T v.
     """
     # 1. State.
     head = tl.program_id(0) % H
     sequence = (tl.program_id(0) // H).to(tl.int64)
     S_IJ = tl.zeros([I, J], tl.float32)
-    sum_I = tl.zeros([I], tl.float32)
 
     for start in range(0, T, C):
         # 2a. Rows and decays.
@@ -206,11 +184,6 @@ def chunked_query_bwd_kernel(
         # 2b. Queries.
         dw_CC = tl.dot(do_CJ, tl.trans(v_CJ), input_precision="ieee") * between_CC
         dq_CI = tl.dot(do_CJ, tl.trans(S_IJ).to(do_CJ.dtype), input_precision="ieee") * from_start_C[:, None]
-        if i_ptr is not None:
-            i_C = tl.load(i_ptr + row_C, live_C, 0.0)
-            dn_C = tl.load(dn_ptr + row_C, live_C, 0.0)
-            dw_CC += dn_C[:, None] * i_C[None, :] * between_CC
-            dq_CI += (dn_C * from_start_C)[:, None] * sum_I[None, :]
         dq_CI = tl.dot(dw_CC.to(k_CI.dtype), k_CI, dq_CI, input_precision="ieee")
         _store(dq_ptr, row_C, live_C, dq_CI, K, I)
         if G > 0:
@@ -220,8 +193,6 @@ def chunked_query_bwd_kernel(
         # 2c. State.
         k_CI = (k_CI.to(tl.float32) * to_end_C[:, None]).to(k_CI.dtype)
         S_IJ = tl.dot(tl.trans(k_CI), v_CJ, S_IJ * whole, input_precision="ieee")
-        if i_ptr is not None:
-            sum_I = sum_I * whole + tl.sum(k_CI.to(tl.float32) * i_C[:, None], 0)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -231,13 +202,10 @@ def chunked_pair_bwd_kernel(
     v_ptr: tl.tensor,
     g_ptr: tl.tensor,
     do_ptr: tl.tensor,
-    i_ptr: tl.tensor,
-    dn_ptr: tl.tensor,
     share_ptr: tl.tensor,
     dk_ptr: tl.tensor,
     dv_ptr: tl.tensor,
     dg_ptr: tl.tensor,
-    di_ptr: tl.tensor,
     q_row: tl.tensor,
     k_row: tl.tensor,
     T: tl.tensor,
@@ -256,15 +224,14 @@ def chunked_pair_bwd_kernel(
     2. For each chunk, the newest first:
        a. read its rows and decays;
        b. write dv = (decayed q k^T)^T do + (decay to the end) k dS;
-       c. write dk = (decayed do v^T)^T q + (decay to the end) v dS^T, with the part of sums, and di;
+       c. write dk = (decayed do v^T)^T q + (decay to the end) v dS^T;
        d. with decays, write dg: sums over this and all later positions of share - k . dk;
-       e. dS <- (decay of the chunk) dS + ((decay from the start) q)^T do, and that of sums.
+       e. dS <- (decay of the chunk) dS + ((decay from the start) q)^T do.
     """
     # 1. Gradients of what comes later.
     head = tl.program_id(0) % H
     sequence = (tl.program_id(0) // H).to(tl.int64)
     dS_IJ = tl.zeros([I, J], tl.float32)
-    dsum_I = tl.zeros([I], tl.float32)
     later = 0.0
 
     for back in range(tl.cdiv(T, C)):
@@ -288,13 +255,6 @@ def chunked_pair_bwd_kernel(
         # 2c. Keys.
         dw_CC = tl.dot(do_CJ, tl.trans(v_CJ), input_precision="ieee") * between_CC
         dk_CI = tl.dot(v_CJ, tl.trans(dS_IJ).to(v_CJ.dtype), input_precision="ieee") * to_end_C[:, None]
-        if i_ptr is not None:
-            i_C = tl.load(i_ptr + row_C, live_C, 0.0)
-            dn_C = tl.load(dn_ptr + row_C, live_C, 0.0)
-            dw_CC += dn_C[:, None] * i_C[None, :] * between_CC
-            dk_CI += (i_C * to_end_C)[:, None] * dsum_I[None, :]
-            di_C = tl.sum(w_CC * dn_C[:, None], 0) + tl.sum(k_CI.to(tl.float32) * dsum_I[None, :], 1) * to_end_C
-            tl.store(di_ptr + row_C, di_C, live_C)
         dk_CI = tl.dot(tl.trans(dw_CC.to(q_CI.dtype)), q_CI, dk_CI, input_precision="ieee")
         _store(dk_ptr, row_C, live_C, dk_CI, K, I)
 
@@ -307,40 +267,35 @@ def chunked_pair_bwd_kernel(
         # 2e. State gradient.
         q_CI = (q_CI.to(tl.float32) * from_start_C[:, None]).to(q_CI.dtype)
         dS_IJ = tl.dot(tl.trans(q_CI), do_CJ, dS_IJ * whole, input_precision="ieee")
-        if i_ptr is not None:
-            dsum_I = dsum_I * whole + tl.sum(q_CI.to(tl.float32) * dn_C[:, None], 0)
 
 
-def chunked_recurrence_method(dtype: torch.dtype, sums: bool = False) -> Method:
+def chunked_recurrence_method(dtype: torch.dtype) -> Method:
     """``mixers.ops.linear_recurrence.matrix_recurrence`` with at most one decay per head, and outputs in ``dtype``.
 
-    Tensors: q, k (R, B, T, H or 1, K) and v (R, B, T, H, V) in ``dtype``; g (R, B, T, H, 1) float32, or None. With
-    sums, also weights (R, B, T, H, 1) float32, and their sums as a second output.
+    Tensors: q, k (R, B, T, H or 1, K) and v (R, B, T, H, V) in ``dtype``; g (R, B, T, H, 1) float32, or None.
     """
 
     def forward(*tensors: Any) -> tuple[Tensors, Tensors]:
-        v, g, i = contiguous(*tensors[2:], *([] if sums else [None]))
+        v, g = contiguous(*tensors[2:])
         o = torch.empty_like(v, dtype=dtype)
-        n = torch.empty_like(i) if sums else None
-        grid, (q, k), settings = _launch(*tensors[:4])
-        chunked_fwd_kernel[grid](q, k, v, g, o, i, n, **settings)
-        return (o,) if n is None else (o, n), ()
+        grid, (q, k), settings = _launch(*tensors)
+        chunked_fwd_kernel[grid](q, k, v, g, o, **settings)
+        return (o,), ()
 
     def backward(gradients: Tensors, tensors: Any, outputs: Tensors, saved: Tensors) -> Optionals:
-        v, g, i = contiguous(*tensors[2:], *([] if sums else [None]))
-        do, dn = contiguous(*gradients, *([] if sums else [None]))
-        grid, (q, k), settings = _launch(*tensors[:4])
+        do, v, g = contiguous(*gradients, *tensors[2:])
+        grid, (q, k), settings = _launch(*tensors)
         shared = tensors[0].shape[3] < v.shape[3]
         dq, dk = (v.new_empty(*v.shape[:-1], settings["K"]) for _ in range(2))
         dv = torch.empty_like(v)
-        dg, share, di = (None if y is None else torch.empty_like(y) for y in (g, g, i))
-        chunked_query_bwd_kernel[grid](q, k, v, g, do, i, dn, dq, share, **settings)
-        chunked_pair_bwd_kernel[grid](q, k, v, g, do, i, dn, share, dk, dv, dg, di, **settings)
+        dg, share = (None if g is None else torch.empty_like(g) for _ in range(2))
+        chunked_query_bwd_kernel[grid](q, k, v, g, do, dq, share, **settings)
+        chunked_pair_bwd_kernel[grid](q, k, v, g, do, share, dk, dv, dg, **settings)
         if shared:
             dq, dk = (y.sum(3, keepdim=True) for y in (dq, dk))
-        return (dq, dk, dv, dg, di) if sums else (dq, dk, dv, dg)
+        return dq, dk, dv, dg
 
-    return Method(forward, backward, outputs=2 if sums else 1)
+    return Method(forward, backward)
 
 
 def _launch(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None) -> tuple[tuple[int], Tensors, dict[str, Any]]:

@@ -44,7 +44,11 @@ CHUNK = 32
 FORWARD = {"num_warps": 2, "num_stages": 1}
 BACKWARD = {"num_warps": 2, "num_stages": 1}
 PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "tf32x3"}
-"""Precision of products by the dtype of rows. bfloat16 is too coarse for products of many matrices: errors add up."""
+"""Precision of products by the dtype of rows.
+
+For rows in bfloat16, tf32 would have 0.6 times the error (at 128 positions 2e-3 to 4e-3 in place of 3e-3 to 7e-3, which
+is what plain PyTorch has) and take 1.5 times as long.
+"""
 LEAST_CHANNELS = 16
 """Least number of channels that tensor cores take."""
 MOST_CHANNELS = 64

@@ -1,6 +1,5 @@
 """Kernels of the linear recurrence against the chunked form in float64: outputs and every gradient."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +11,7 @@ triton = pytest.importorskip("triton")
 
 from mixers.ops.kernels.chunked_recurrence import chunked_recurrence_method  # noqa: E402
 from mixers.ops.kernels.linear_recurrence import recurrence_method  # noqa: E402
-from mixers.ops.linear_recurrence import matrix_recurrence, weighted_recurrence  # noqa: E402
+from mixers.ops.linear_recurrence import matrix_recurrence  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
 
@@ -136,27 +135,6 @@ ROUNDED_SUMS = 1e-4
 def test_chunks_interpreted(kind: str, shape: tuple[int, int, int, int]) -> None:
     tensors = draw(CHUNKED[kind], *shape)
     assert max(errors(results(tensors, torch.float32, chunked=True), results(tensors, None))) <= ROUNDED_SUMS
-
-
-@interpreted
-def test_chunks_with_sums_interpreted() -> None:
-    """Outputs for a further column of values, the weights, and every gradient."""
-    q, k, v, g = draw(KINDS["RetNet"], 2, 2, 150, 2)[:4]
-    weight = v[..., :1].abs()
-
-    def results(compute: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype) -> list[Tensor]:
-        leaves = [y.to(dtype).requires_grad_() for y in (q, k, v, g, weight)]
-        o = torch.cat(vmap(compute)(*leaves), dim=-1)
-        do = torch.randn(o.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(o)
-        return [o.detach(), *torch.autograd.grad(o, leaves, do)]
-
-    def plain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return weighted_recurrence(q, k, v, weight, g)
-
-    def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        return over_runs(chunked_recurrence_method(torch.float32, sums=True), q, k, weight * v, g, weight)
-
-    assert max(errors(results(chunked, torch.float32), results(plain, torch.float64))) <= ROUNDED_SUMS
 
 
 @interpreted

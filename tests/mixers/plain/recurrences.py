@@ -298,29 +298,29 @@ def mamba3(p: Parameters, config: Any, x: Array) -> Array:
     """Lahoti et al. 2026, the complex state before its rotations are moved to B and C, and the trapezoidal rule.
 
     h turns by -π tanh(θ) Δ at each position, h = α h + α (1 - λ) Δ B x^T + λ Δ B x^T with the pair before and the pair;
-    y = Re(C^T h) + D x. Rows i and i + A are one complex row, which angle i turns; the others are real and stay. The
-    code has the MIMO form, with R pairs and queries, values and gates times learned numbers, and a learned sum.
+    y = Re(C^T h) + D x. Rows i and i + N/2 are one complex row; those without an angle do not turn. The code has the
+    MIMO form, with R pairs and queries, values and gates times learned numbers, and a learned sum.
     """
     heads, N, R, inner = config.heads, config.state_size, config.rank, config.expand * WIDTH
     angles = int(config.rotated * N) // 2
-    sizes = [inner, inner, R * N, R * N, heads, heads, heads]
-    z, u, B, C, *controls = np.split(x @ p["inputs.weight"].T, np.cumsum(sizes), axis=1)
+    z, u, B, C = np.split(x @ p["inputs.weight"].T, np.cumsum([inner, inner, R * N]), axis=1)
+    controls = np.split(x @ p["controls.weight"].T, [heads, 2 * heads, 3 * heads], axis=1)
     one = np.ones((R, heads, inner // heads))
     of_x, of_z, of_y = (p.get(name, one) for name in ("value_RHV", "gate_RHV", "output_RHV"))
 
     def complex_rows(y: Array, name: str, h: int) -> Array:
-        """Rows (R, N - A) of B or C, after norm and bias."""
+        """Rows (R, N/2) of B or C, after norm and bias."""
         rows = rms(y.reshape(R, N), p[f"{name}_norm.gain"]) + p[f"{name}_bias_RHN"][:, h]
-        return np.concatenate([rows[:, :angles] + 1j * rows[:, angles : 2 * angles], rows[:, 2 * angles :]], axis=1)
+        return rows[:, : N // 2] + 1j * rows[:, N // 2 :]
 
-    state, y = np.zeros((heads, N - angles, inner // heads), complex), np.zeros_like(x)
+    state, y = np.zeros((heads, N // 2, inner // heads), complex), np.zeros_like(x)
     pair = np.zeros_like(state)
     for t in range(LENGTH):
         dt, rate, trap, theta = (f[t] for f in controls)
         delta, lam, o = softplus(dt + p["step_bias_H"]), sigmoid(trap), np.zeros(inner)
         for h in range(heads):
             alpha = np.exp(-max(softplus(rate[h]), 1e-4) * delta[h])
-            turn = np.pad(np.pi * np.tanh(theta) * delta[h], (0, N - 2 * angles))
+            turn = np.pad(np.pi * np.tanh(theta) * delta[h], (0, N // 2 - angles))
             state[h] = np.exp(-1j * turn)[:, None] * alpha * (state[h] + (1 - lam[h]) * delta[h] * pair[h])
 
             v = head(u[t], h, heads) * of_x[:, h]
