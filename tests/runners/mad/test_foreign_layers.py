@@ -70,14 +70,20 @@ def faulty(fault: Callable[[Tensor], Any]) -> type[Faulty]:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_layer_that_makes_results_wrong_is_refused_in_one_line(
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_layer_that_makes_results_wrong_is_refused(name: str) -> None:
     fault, message = FAULTS[name]
+    with pytest.raises(ContractError, match=re.escape(message)):
+        check_layer("faulty", faulty(fault)(Transformer.Config(heads=2), Shape(width=16, mlp_width=32)), CPU, 16)
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_command_refuses_it_in_one_line(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    fault, message = FAULTS["later"]
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=faulty(fault)))
     command = [*COMMAND, "--mixer", "transformer", "layers_of_others:L", "--mixer.heads", "2"]
-    for more in ([], ["--dry-run"])[: 1 + (name == "later")]:
-        assert message in refused(*command, *more)
+    assert message in refused(*command, *more)
 
 
 class Double(nn.Module):
