@@ -16,6 +16,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("tests.devices")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the test that takes longest, which would be the last one, with one processor at work."""
+    items.sort(key=lambda item: "test_an_installed_wheel" not in item.name)
+
+
 def pytest_collection_finish() -> None:
     """Leave out of garbage collection what stays to the end: a million objects of libraries and of tests.
 

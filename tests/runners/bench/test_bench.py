@@ -98,11 +98,11 @@ def break_tiled(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
 
 PLACES: list[tuple[list[str], tuple[str, ...], list[tuple[Any, ...]]]] = [
     (
-        [*DIAGNOSTICS, "--lengths", "12", "14", "16", "--phases", "forward", "step", "--runs", "2"],
+        [*DIAGNOSTICS, "--lengths", "16", "18", "20", "--phases", "forward", "step", "--runs", "2"],
         ("length", "phase", "runs", "implementation"),
         [
             (length, phase, 2, name)
-            for length in (12, 14, 16)
+            for length in (16, 18, 20)
             for phase in ("forward", "step")
             for name in diagnostics.IMPLEMENTATIONS["cpu"]
         ],

@@ -20,7 +20,6 @@ from runners.mad.tables import labelled
 from tests.runners.mad.commands import TINY, planned, trained
 from tests.runners.mad.made_up import as_shown, interval_of, layer, record, table
 
-ROOT = Path(__file__).parents[3]
 TASKS = ("in-context-recall", "parity", "compression")
 ROWS = ("transformer", "lru", "linear-attention")
 SMALL = [*TINY, "--lr", "1e-3", "--weight-decay", "0", "--seeds", "2"]
@@ -154,8 +153,3 @@ def test_a_narrow_terminal_keeps_the_cells(
     monkeypatch.setenv("COLUMNS", columns)
     show(tmp_path)
     assert any(all(cell in line for cell in cells) for line in capsys.readouterr().out.splitlines())
-
-
-def test_consoles_are_made_in_one_place() -> None:
-    made = [path.name for path in (ROOT / "runners").rglob("*.py") if re.search(r"\bConsole\(", path.read_text())]
-    assert made == ["progress.py"]
