@@ -29,6 +29,7 @@ SHAPE = Shape(width=16, mlp_width=32)
 SMALL = ["--device", "cpu", "--limit", "60"]  # a busy machine must not skip a case
 DIAGNOSTICS = ["diagnostics", *SMALL, "--width", "16", "--heads", "2", "--mlp-width", "32", "--batch-size", "4"]
 LAYERS = ["layers", *SMALL, "--width", "16", "--batch-size", "4", "--lengths", "16"]
+QUICK = ["--implementations", *(name for name in diagnostics.IMPLEMENTATIONS["cpu"] if name != "rt-naive")]
 PRETRAINING = ["pretraining", *SMALL, "--widths", "32", "--head-width", "16", "--models", "2", "32", "--seq-len", "6"]
 PRETRAINING += ["--vocabulary", "50", "--batch-size", "4", "--batches", "2", "--decode-batches", "3", "--lengths"]
 MODULE = """
@@ -98,14 +99,9 @@ def break_tiled(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
 
 PLACES: list[tuple[list[str], tuple[str, ...], list[tuple[Any, ...]]]] = [
     (
-        [*DIAGNOSTICS, "--lengths", "16", "18", "20", "--phases", "forward", "step", "--runs", "2"],
+        [*DIAGNOSTICS, *QUICK, "--lengths", "16", "18", "20", "--phases", "forward", "step", "--runs", "2"],
         ("length", "phase", "runs", "implementation"),
-        [
-            (length, phase, 2, name)
-            for length in (16, 18, 20)
-            for phase in ("forward", "step")
-            for name in diagnostics.IMPLEMENTATIONS["cpu"]
-        ],
+        [(length, phase, 2, name) for length in (16, 18, 20) for phase in ("forward", "step") for name in QUICK[1:]],
     ),
     (
         [*LAYERS, "20", "24", "--layers", "transformer", own("Scaled"), "--runs", "2", "1"],
