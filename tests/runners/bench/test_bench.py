@@ -376,10 +376,10 @@ def test_defaults_go_by_device() -> None:
         ([*DIAGNOSTICS, "--lengths", "33"], "length"),
         ([*DIAGNOSTICS, "--implementations", "rt-fused"], "no implementation 'rt-fused' on this device: choose from"),
         ([*DIAGNOSTICS, "--heads", "3"], "heads: 3 must divide the model width 16"),
-        ([*LAYERS, "--layers", "rnn"], "no mixer 'rnn': choose from transformer"),
+        ([*LAYERS, "--layers", "nothing"], "no mixer 'nothing': choose from transformer"),
         ([*PRETRAINING, "4", "--widths", "100"], "width 100 is no multiple of --head-width 16"),
         ([*PRETRAINING, "4", "--implementations", "rt-wavefront-graph"], "rt-wavefront-graph needs a GPU"),
-        ([*PRETRAINING, "4", "--implementations", "rnn"], "no mixer 'rnn'"),
+        ([*PRETRAINING, "4", "--implementations", "nothing"], "no mixer 'nothing'"),
     ],
 )
 def test_bad_input_is_one_line(

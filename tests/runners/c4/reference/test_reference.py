@@ -91,13 +91,17 @@ def test_each_file_is_one_model_and_those_of_30m_parameters_read_301m_tokens() -
             assert (config.parametrisation == "authors") == name.endswith("-authors")
 
 
+WITHOUT = {"fox", "path", "mlstm", "kda", "gdn2", "deltaproduct", "mamba3", "slstm", "m2rnn"}
+"""Layers that are not trained as language models yet."""
+
+
 def test_the_shipped_records_are_those_of_the_rows() -> None:
-    """All rows are finished but the variants in the authors' parametrisation."""
+    """All other rows are finished but the variants in the authors' parametrisation."""
     for folder, models in configs().items():
         for name, config, options in models:
             file = reference.TRAINED_REFERENCE / "language-models" / folder / f"{name}.jsonl"
             if not file.exists():
-                assert name in EXPERIMENTS["variants-authors"].rows
+                assert name in WITHOUT or name in EXPERIMENTS["variants-authors"].rows
                 continue
             model = reference.Model(name=name, config=config, options=options, file=file)
             assert open_places(model.records()) == []
