@@ -23,7 +23,7 @@ class Gate(Linear):
 
 
 class ForgetGate(Gate):
-    """Logarithms of the gates f = sigmoid(w·x + b) of each head, in at least float32; f is 1/2 at the start."""
+    """Logarithms of the gates f = sigmoid(w·x + b) of each head, in at least float32; f starts at about 1/2."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.logsigmoid(at_least_float32(super().forward(x)))

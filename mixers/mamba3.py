@@ -46,7 +46,8 @@ class Mamba3(MixerLayer):
           at D = 128).
         - computation: the norms of keys and queries have ε 1e-6; theirs have 1e-5.
         - initialisation: theirs has PyTorch's default for all linear maps (uniform, standard deviation 1/√(3 inputs));
-          here only the map to Δ, A, λ and θ has it.
+          here only the map to Δ, A, λ and θ has it. Theirs divides the output map by √(2 L), where here the branch has
+          the factor 1/√L.
         - left out: the norm before the gate, which theirs has as an option; several groups of heads with keys and
           queries of their own.
     """
