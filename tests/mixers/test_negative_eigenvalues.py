@@ -1,6 +1,6 @@
 """The switch ``negative_eigenvalues``: spectra of the state's transition, and parity, which needs a negative one."""
 
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import pytest
@@ -86,16 +86,6 @@ def test_eigenvalues_of_rwkv7_stay_in_their_range_with_any_decay(on: bool, least
     assert found.max() < 1 + 1e-12
 
 
-@pytest.mark.parametrize("layer", FAMILY)
-def test_decoding_equals_the_parallel_pass(layer: type[MixerLayer]) -> None:
-    built, x_BTD = build(layer, on=True), sequence()
-    state = built.init_state(2)
-    for t, want_BD in enumerate(built.mix(x_BTD).unbind(1)):
-        y_BD, state = built.mix_one(x_BTD[:, t], state)
-        torch.testing.assert_close(y_BD, want_BD, rtol=1e-10, atol=1e-10)
-    assert (build(layer, on=False).mix(x_BTD) - built.mix(x_BTD)).abs().max() > 1e-3
-
-
 def parity_layer(on: bool) -> Any:
     """One head whose key is the first axis for every token, which are the first three axes of the input.
 
@@ -132,23 +122,3 @@ def test_the_delta_rule_computes_parity_with_one_number_of_state() -> None:
 
     # The same layer without the switch forgets with each one, and never changes the sign.
     assert (parity_layer(on=False).mix(x_STD)[..., 0] >= 0).all()
-
-
-@pytest.mark.parametrize("on", [False, True])
-def test_repeated_tokens_make_the_state_alternate_with_the_switch_alone(on: bool) -> None:
-    """Parity of ones has to alternate; what is stored under the key moves one way for ever if β is at most 1."""
-    layer = build(DeltaNet, on, convolution=1)
-    layer.strength.weight *= 4
-    x_BD = torch.randn(50, WIDTH, dtype=torch.float64)
-    _q, strong_BHK, _v, _g, _a, k_BHK = layer._recurrence(x_BD, layer.qkv(x_BD) * layer.convolution.weight_DW[:, 0])
-    strength_BH = (strong_BHK * k_BHK).sum(-1)
-
-    state, stored = layer.init_state(50), []
-    for _ in range(4):
-        stored.append(torch.einsum("bhk,bhkv->bhv", k_BHK, state["S"]))
-        _, state = layer.mix_one(x_BD, state)
-    first, second, third = (after - before for before, after in pairwise(stored))
-
-    alternates_BH = ((first * second < 0) & (second * third < 0)).all(-1)
-    assert torch.equal(alternates_BH, strength_BH > 1)
-    assert alternates_BH.any() == on

@@ -26,19 +26,31 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case("transformer", attention.transformer, {"heads": 2}),
-    Case("sliding-attention", attention.sliding_attention, {"heads": 2, "window": 4}),
-    Case("transformer-xl", attention.transformer_xl, {"heads": 2, "segment": 3}, FLOAT32),
+    *(Case("transformer", attention.transformer, {"heads": n}) for n in (1, 2, 8)),
+    *(Case("sliding-attention", attention.sliding_attention, {"heads": 2, "window": n}) for n in (4, 12, 13, 64)),
+    *(Case("transformer-xl", attention.transformer_xl, {"heads": 2, "segment": n}, FLOAT32) for n in (1, 3, 5, 12, 32)),
     Case("fox", attention.forgetting_transformer, {"heads": 2}),
     Case("path", attention.path, {"heads": 2, "rank": 3}),
     Case("path", attention.path, {"heads": 2, "rank": 3, "forget_gate": True}),
     Case("rt", attention.recurrent_transformer, {"heads": 2}),
-    Case("rt", attention.recurrent_transformer, {"heads": 2, "block": 3}),
+    *(
+        Case("rt", attention.recurrent_transformer, {"heads": 2, "implementation": name, **options})
+        for name in ("naive", "tiled", "native")
+        for options in ({}, {"persistent_norm": False}, {"block": 3}, {"block": 5}, {"block": 12}, {"block": 64})
+        if name != "native" or "block" not in options
+    ),
     Case("feedback-transformer", attention.feedback_transformer, {"heads": 2}),
-    Case("staircase", attention.staircase, {"heads": 2, "chunk": 3, "steps": 3}),
-    Case("transformer-fam", attention.transformer_fam, {"heads": 2, "block": 3, "earlier": 1, "memory": 2}),
-    Case("rmt", attention.recurrent_memory, {"heads": 2, "segment": 4, "memory": 2}),
+    *(
+        Case("staircase", attention.staircase, {"heads": 2, "chunk": chunk, "steps": steps})
+        for chunk, steps in ((3, 3), (5, 2), (12, 1), (12, 3))
+    ),
+    *(
+        Case("transformer-fam", attention.transformer_fam, {"heads": 2, "block": block, "earlier": n, "memory": 2})
+        for block, n in ((3, 0), (3, 1), (5, 1), (3, 2))
+    ),
+    *(Case("rmt", attention.recurrent_memory, {"heads": 2, "segment": n, "memory": 2}) for n in (4, 5, 12, 32)),
     Case("linear-attention", recurrences.linear_attention, {"heads": 2}, FLOAT32),
+    Case("linear-attention", recurrences.linear_attention, {"heads": 2, "positions": "none"}),
     Case("retnet", recurrences.retnet, {"heads": 2}, FLOAT32),
     Case("gla", recurrences.gla, {"heads": 2, "gate_rank": 3}),
     Case("rwkv6", recurrences.rwkv6, {"heads": 2, "shift_rank": 3, "decay_rank": 4}),
@@ -46,6 +58,7 @@ CASES = [
     Case("deltanet", recurrences.deltanet, {"heads": 2}),
     Case("deltanet", recurrences.deltanet, {"heads": 2, "negative_eigenvalues": True}),
     Case("gated-deltanet", recurrences.deltanet, {"heads": 2}),
+    Case("gated-deltanet", recurrences.deltanet, {"heads": 2, "negative_eigenvalues": True}),
     Case("rwkv7", recurrences.rwkv7, {"heads": 2, "rank": 3, "gate_rank": 4}),
     Case("rwkv7", recurrences.rwkv7, {"heads": 2, "rank": 3, "gate_rank": 4, "negative_eigenvalues": True}),
     Case("kda", recurrences.kda, {"heads": 2}),
@@ -58,6 +71,7 @@ CASES = [
     Case("s5", recurrences.s5, {"state_size": 6}),
     Case("mamba", recurrences.mamba, {"state_size": 3}),
     Case("mamba2", recurrences.mamba2, {"heads": 2, "state_size": 3}),
+    Case("mamba2", recurrences.mamba2, {"heads": 2, "state_size": 3, "convolution": 1}),
     Case("mamba3", recurrences.mamba3, {"heads": 2, "state_size": 8}),
     Case("mamba3", recurrences.mamba3, {"heads": 2, "state_size": 6, "rotated": 1.0, "rank": 3}),
     Case("lstm", recurrences.lstm),

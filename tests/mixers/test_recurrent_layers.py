@@ -1,9 +1,8 @@
-"""State-space layers, recurrent nets and Hyena against independent statements of what they compute."""
+"""State-space layers, recurrent nets and Hyena: how they start, and what plain forms do not say of them."""
 
 import math
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,8 +14,6 @@ from mixers.lstm import LSTM
 from mixers.m2rnn import M2RNN
 from mixers.mamba import Mamba
 from mixers.ops.convolution import DIRECT, direct_convolution, fft_convolution
-from mixers.ops.m2rnn import m2rnn_step
-from mixers.ops.selective_scan import naive_scan
 from mixers.ops.slstm import slstm
 from mixers.parts import MixerLayer
 from mixers.s5 import S5, hippo_normal
@@ -36,21 +33,10 @@ def normal(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_lstm_is_that_of_pytorch() -> None:
-    layer, other = build(LSTM), torch.nn.LSTM(6, 6, batch_first=True).double()
-    weights = {"weight_ih_l0": layer.input.weight, "weight_hh_l0": layer.recurrent.weight, "bias_ih_l0": layer.bias}
-    other.load_state_dict({name: w.detach() for name, w in weights.items()} | {"bias_hh_l0": torch.zeros(24)})
-    x = normal(3, 9, 6)
-    torch.testing.assert_close(layer.mix(x), other(x)[0] @ layer.out.weight.T)
-
-
 def test_lstm_opens_its_forget_gates_at_the_start() -> None:
-    """Without input the cell keeps sigmoid(1) of its content, and the other gates stand at one half."""
-    layer = build(LSTM)
-    state = {"c": torch.full((1, 6), 0.3).double(), "h": torch.zeros(1, 6).double()}
-    _, after = layer.mix_one(torch.zeros(1, 6).double(), state)
-    torch.testing.assert_close(after["c"], 0.3 * torch.sigmoid(torch.ones(1, 6).double()))
-    torch.testing.assert_close(after["h"], 0.5 * after["c"].tanh())
+    input_K, forget_K, cell_K, output_K = build(LSTM).bias.chunk(4)
+    assert (forget_K == 1).all()
+    assert not torch.cat([input_K, cell_K, output_K]).any()
 
 
 def test_slstm_starts_without_recurrent_weights_and_with_forget_gates_from_open_to_shut() -> None:
@@ -72,33 +58,8 @@ def test_slstm_gives_gates_of_any_size_their_share_of_the_past() -> None:
         torch.testing.assert_close(h_HBTK[head, 0, 1], torch.full((3,), 0.5 * math.tanh(written)))
 
 
-def test_m2rnn_starts_with_the_identity_and_adds_to_its_state_what_tanh_leaves_of_it() -> None:
-    """From a state S, with nothing written, S becomes f S + (1 - f) tanh(S)."""
-    layer = build(M2RNN, key_size=4)
-    S = normal(1, 2, 4, 3)
-    y, after = m2rnn_step(
-        S,
-        *torch.ones(2, 1, 4).double(),
-        torch.zeros(1, 2, 3).double(),
-        torch.tensor([[0.25, 1.0]]).double(),
-        layer.state_HVV,
-    )
-    torch.testing.assert_close(after[0, 0], 0.25 * S[0, 0] + 0.75 * S[0, 0].tanh())
-    torch.testing.assert_close(after[0, 1], S[0, 1])
-    torch.testing.assert_close(y, after.sum(2))
-
-
-def test_lru_is_a_loop_over_complex_numbers() -> None:
-    layer, x = build(LRU, state_size=5), normal(7, 6).numpy()
-    p = {name: value.detach().numpy() for name, value in layer.named_parameters()}
-    decay = np.exp(-np.exp(p["nu"]) + 1j * np.exp(p["theta"]))
-    B = np.exp(p["gamma"])[:, None] * (p["B.weight"][:5] + 1j * p["B.weight"][5:])
-    C = p["C.weight"][:, :5] - 1j * p["C.weight"][:, 5:]
-    h, want = np.zeros(5, complex), []
-    for x_D in x:
-        h = decay * h + B @ x_D
-        want.append((C @ h).real + p["skip"] * x_D)
-    torch.testing.assert_close(layer.mix(torch.tensor(x)[None])[0], torch.tensor(np.array(want)))
+def test_m2rnn_starts_with_the_identity() -> None:
+    assert torch.equal(build(M2RNN, key_size=4).state_HVV, torch.eye(3).double().expand(2, 3, 3))
 
 
 def test_lru_starts_on_its_ring_with_states_of_unit_scale() -> None:
@@ -129,23 +90,6 @@ def test_s5_starts_at_the_normal_part_of_hippo_legs(states: int) -> None:
     torch.testing.assert_close(both.mH @ both, torch.eye(states, dtype=both.dtype), atol=1e-12, rtol=0)
 
 
-def test_s5_is_the_real_system_sampled_by_zero_order_hold() -> None:
-    """The diagonal form against matrix exponentials of a real state matrix with the same eigenvalues."""
-    layer, states, step = build(S5, state_size=8), 8, 0.2
-    layer.log_dt.data.fill_(math.log(step))
-    values, vectors = hippo_normal(states)
-    A = (vectors * values @ vectors.mH).real * 2
-    B = (vectors @ torch.complex(*layer.B.weight.detach().chunk(2))).real * 2
-    C = (torch.complex(*layer.C.weight.detach().chunk(2, dim=1)).conj() @ vectors.mH).real
-    A_bar = torch.linalg.matrix_exp(step * A)
-    B_bar = torch.linalg.solve(A, (A_bar - torch.eye(states).double()) @ B)
-    x, h, want = normal(9, 6), torch.zeros(states).double(), []
-    for x_D in x:
-        h = A_bar @ h + B_bar @ x_D
-        want.append(layer.activate(C @ h + layer.skip * x_D))
-    torch.testing.assert_close(layer.mix(x[None])[0], torch.stack(want), rtol=1e-6, atol=1e-6)
-
-
 def test_s5_starts_with_its_time_steps_and_maps_of_unit_scale() -> None:
     """The real maps of the real system, recovered as above: ``C h`` has the scale of h and ``B x`` that of x."""
     torch.manual_seed(0)
@@ -159,21 +103,6 @@ def test_s5_starts_with_its_time_steps_and_maps_of_unit_scale() -> None:
     C = (torch.complex(*layer.C.weight.chunk(2, dim=1)).conj() @ vectors.mH).real
     assert B.std().item() == pytest.approx(50**-0.5, rel=0.03)
     assert C.std().item() == pytest.approx(200**-0.5, rel=0.03)
-
-
-def test_selective_scan_is_the_loop_of_the_paper() -> None:
-    """Each channel by itself: h = exp(dt A) h + dt B u, y = C h."""
-    batch, length, inner, states = 2, 11, 3, 4
-    u, dt = normal(batch, length, inner), normal(batch, length, inner, seed=2).exp()
-    A, B, C = -normal(inner, states).exp(), normal(batch, length, states, seed=3), normal(batch, length, states, seed=4)
-    want = np.zeros((batch, length, inner))
-    for b in range(batch):
-        for e in range(inner):
-            h = np.zeros(states)
-            for t in range(length):
-                h = torch.exp(dt[b, t, e] * A[e]).numpy() * h + (dt[b, t, e] * B[b, t] * u[b, t, e]).numpy()
-                want[b, t, e] = C[b, t].numpy() @ h
-    torch.testing.assert_close(naive_scan(u, dt, A, B, C), torch.tensor(want))
 
 
 def test_mamba_starts_with_the_published_decays_and_time_steps() -> None:
@@ -207,53 +136,8 @@ def test_long_convolution_is_a_toeplitz_product(convolution: Callable[..., Tenso
         torch.testing.assert_close(one, other)
 
 
-def test_hyena_of_order_two_is_gate_convolution_gate() -> None:
-    layer, x = build(Hyena), normal(2, 10, 6)
-    v, inner, outer = layer.convolution(layer.project(x)).chunk(3, dim=-1)
-    (h,) = layer.filters(10)
-    matrices = toeplitz(h) + torch.diag_embed(layer.skip[:, None].expand(6, 10))
-    mixed = outer * torch.einsum("dts,bsd->btd", matrices, inner * v)
-    torch.testing.assert_close(layer.mix(x), mixed @ layer.out.weight.T)
-
-
-def test_hyena_filters_do_not_depend_on_the_length() -> None:
-    layer = build(Hyena, order=3)
-    for short, long in zip(layer.filters(13), layer.filters(700), strict=True):
-        torch.testing.assert_close(short, long[:13], rtol=1e-13, atol=1e-13)
-
-
-def test_hyena_filters_have_decayed_to_a_hundredth_at_their_reach() -> None:
-    """Of a network that says the same at all distances, the window alone is left."""
-    layer = build(Hyena, reach=50)
-    layer.filters.layers[-1].weight.data.zero_()
-    (h,) = layer.filters(51)
-    left = h / h[0]
-    torch.testing.assert_close(left[50, 0], torch.tensor(0.01).double())
-    torch.testing.assert_close(left[10, -1], torch.tensor(0.01).double())
-    torch.testing.assert_close(left[1:], left[:-1] * left[1])
-    assert (left[1, 1:] < left[1, :-1]).all()
-
-
-def test_hyena_filters_know_distances_by_periods_from_4_on() -> None:
-    layer, known = build(Hyena, bands=3), []
-    layer.filters.layers[0].register_forward_pre_hook(lambda module, args: known.append(args[0]))
-    layer.filters(23)
-    phases = [2 * np.pi * np.arange(23) / period for period in (4, 8, 16)]
-    want = np.stack([*map(np.cos, phases), *map(np.sin, phases)], axis=1)
-    torch.testing.assert_close(known[0], torch.tensor(want))
-
-
 def test_hyena_filters_start_at_the_frequency_of_the_settings() -> None:
-    """With zero biases, three small layers of sine(w y) are linear: the filters are w^3 times those of w = 1."""
-    filters = []
-    for frequency in (1.0, 2.0):
-        torch.manual_seed(0)
-        layer = Hyena(Hyena.Config(frequency=frequency), Shape(width=6)).double()
-        for linear in layer.filters.layers:
-            linear.bias.data.zero_()
-            linear.weight.data *= 1e-3
-        filters.append(layer.filters(9)[0])
-    torch.testing.assert_close(filters[1], 8 * filters[0], rtol=1e-4, atol=0.0)
+    assert (build(Hyena, frequency=2.0).filters.frequency == 2).all()
 
 
 def test_hyena_decodes_beyond_the_length_from_which_it_uses_the_fft() -> None:

@@ -1,4 +1,4 @@
-"""The convolution before any layer: step form, reach, costs, and what a layer sees with it alone."""
+"""The convolution before any layer: step form, reach, costs, and what the layer inside reads."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,6 @@ from mixers.base import Layer, Shape, State
 from mixers.costs import LENGTHS, Costs, costs
 from mixers.deep import DeepLayer
 from mixers.hyena import Hyena
-from mixers.linear_attention import LinearAttention
 from mixers.models import LanguageModel
 from mixers.rt.layer import RecurrentTransformer
 from mixers.short_convolution import ConvolvedLayer, mixer_label, with_short_convolution
@@ -87,18 +86,6 @@ def test_the_convolution_reaches_its_size_and_no_later_position() -> None:
     changed_BTD[:, 4] += 1.0
     seen_T = (layer(changed_BTD) != layer(x_BTD)).any(0).any(1)
     assert seen_T.tolist() == [4 <= t < 4 + SIZE for t in range(9)]
-
-
-def test_linear_attention_sees_the_order_of_earlier_positions_with_it_alone() -> None:
-    """Without codes of positions the past is a bag of pairs; with the convolution a pair holds its neighbour too."""
-    x_BTD = inputs(8)
-    shuffled_BTD = x_BTD[:, [2, 0, 3, 1, 4, 5, 6, 7]]  # at least three positions before the end
-
-    def last(size: int, x_BTD: Tensor) -> Tensor:
-        return build(LinearAttention, size, positions="none")(x_BTD)[:, -1]
-
-    torch.testing.assert_close(last(0, shuffled_BTD), last(0, x_BTD), rtol=1e-10, atol=1e-10)
-    assert (last(SIZE, shuffled_BTD) - last(SIZE, x_BTD)).abs().max() > 1e-3
 
 
 def test_it_adds_parameters_and_state_and_no_counted_operations() -> None:

@@ -27,8 +27,8 @@ def query(p: Parameters, x: Array) -> Array:
     return rms(p["q.weight"] @ rms(x, p["attention_norm.gain"]), p["q_norm.gain"])
 
 
-def key_value(p: Parameters, x: Array, norm: str = "attention_norm.gain") -> tuple[Array, Array]:
-    normed = rms(x, p[norm])
+def key_value(p: Parameters, x: Array, norm: str | None = "attention_norm.gain") -> tuple[Array, Array]:
+    normed = rms(x, p[norm]) if norm else x
     return rms(p["k.weight"] @ normed, p["k_norm.gain"]), p["v.weight"] @ normed
 
 
@@ -76,10 +76,10 @@ def sliding_attention(p: Parameters, config: Any, x: Array) -> Array:
 
 def recurrent_transformer(p: Parameters, config: Any, x: Array) -> Array:
     """Oncescu et al. 2026, section 2.2: pairs of earlier positions come from the outputs z, those of blocks from x."""
-    z = np.zeros_like(x)
+    z, norm = np.zeros_like(x), "attention_norm.gain" if config.persistent_norm else None
     for t in range(LENGTH):
         first = t // config.block * config.block
-        persistent = [(*key_value(p, z[j]), t - j) for j in range(first)]
+        persistent = [(*key_value(p, z[j], norm), t - j) for j in range(first)]
         temporary = [(*key_value(p, x[j]), t - j) for j in range(first, t + 1)]
         z[t] = after(p, x[t], attend(query(p, x[t]), persistent + temporary, config.heads))
     return z

@@ -14,7 +14,7 @@ Parameters = dict[str, Array]
 PlainForm = Callable[[Parameters, Any, Array], Array]
 """Outputs (T, D) from a layer's parameters, its config, and one sequence (T, D)."""
 
-WIDTH, LENGTH = 8, 11
+WIDTH, LENGTH = 8, 12
 SHAPE = Shape(width=WIDTH, mlp_width=12, layers=2)
 SCALE = 2**-0.5
 """Factor of the residual branches of two layers."""

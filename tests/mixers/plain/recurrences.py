@@ -63,7 +63,7 @@ def linear_attention(p: Parameters, config: Any, x: Array) -> Array:
     heads, y = config.heads, np.zeros_like(x)
     s, z = np.zeros((heads, WIDTH // heads, WIDTH // heads)), np.zeros((heads, WIDTH // heads))
     for t in range(LENGTH):
-        coded = x[t] + sinusoid(t)
+        coded = x[t] + sinusoid(t) * (config.positions == "sinusoidal")
         q, k, v = (p[f"{name}.weight"] @ coded for name in "qkv")
         phi_q, phi_k = (np.where(f > 0, f + 1, np.exp(f)) for f in (q, k))
         for h in range(heads):

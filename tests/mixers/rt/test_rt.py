@@ -1,7 +1,4 @@
-"""The Recurrent Transformer: tiled against the oracle, the oracle against the paper's own words."""
-
-import math
-from dataclasses import replace
+"""The Recurrent Transformer: tiled against the oracle, which ``test_plain_loops.py`` holds to the paper."""
 
 import pytest
 import torch
@@ -13,11 +10,10 @@ from mixers.base import Shape, log_once
 from mixers.ops.attention import alibi_slopes
 from mixers.rt.dispatch import choose, recurrence
 from mixers.rt.layer import RecurrentTransformer
-from mixers.rt.naive import Weights, naive_recurrence
+from mixers.rt.naive import Weights
 from mixers.rt.native.passes import library
 from mixers.rt.tiled.attention import Tile, _own_block_logits, _tile_logits
 from mixers.rt.tiled.passes import tiles
-from mixers.transformer import Transformer
 
 TOLERANCE = 1e-12  # relative, float64: the ladder's first rung
 
@@ -122,50 +118,6 @@ def test_tiles_show_each_query_every_earlier_key_exactly_once(blocks: int) -> No
     assert torch.equal(seen, torch.ones(blocks, blocks, dtype=torch.int64).tril(-1))
 
 
-def test_naive_follows_the_equations_term_by_term() -> None:
-    """One head, no ALiBi, written out from section 2.2 with scalars and lists."""
-    inputs, weights, _ = case(1, 1, 4, width=3, heads=1, hidden=5)
-    x, q, k_temp, v_temp = (tensor[0, 0].detach() for tensor in inputs)
-    w = weights.map(lambda tensor: tensor[0].detach())
-
-    def rms(y: Tensor, gain: Tensor) -> Tensor:
-        return gain * y / math.sqrt(sum(float(c) ** 2 for c in y) / len(y) + 1e-6)
-
-    def gelu(y: Tensor) -> Tensor:
-        return torch.tensor([c * 0.5 * (1 + math.erf(c / math.sqrt(2))) for c in y.tolist()], dtype=y.dtype)
-
-    keys, values, expected = [], [], []
-    for i in range(4):
-        pairs = [*zip(keys, values, strict=True), (k_temp[i], v_temp[i])]
-        exponentials = [math.exp(float(key @ q[i]) / math.sqrt(3)) for key, _ in pairs]
-        a = sum(e * value for e, (_, value) in zip(exponentials, pairs, strict=True)) / sum(exponentials)
-        u = x[i] + 0.7 * (w.wo_DD @ a)
-        z = u + 0.7 * (w.down_DF @ gelu(w.up_FD @ rms(u, w.mlp_norm_D)))
-        keys.append(rms(w.wk_DD @ rms(z, w.kv_norm_D), w.k_norm_D))
-        values.append(w.wv_DD @ rms(z, w.kv_norm_D))
-        expected.append(z)
-    got = naive_recurrence(x[None], q[None], k_temp[None], v_temp[None], w, torch.zeros(1), 0.7)
-    torch.testing.assert_close(got[0], torch.stack(expected), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("implementation", ["naive", "tiled"])
-@pytest.mark.parametrize("block", [20, 64])
-def test_a_block_as_long_as_the_sequence_is_the_transformer(implementation: str, block: int) -> None:
-    shape = Shape(width=32, mlp_width=64, layers=3)
-    torch.manual_seed(0)
-    transformer = Transformer(Transformer.Config(heads=4), shape).double()
-    config = RecurrentTransformer.Config(heads=4, block=block, implementation=implementation)  # type: ignore[arg-type]
-    rt = RecurrentTransformer(config, shape).double()
-    rt.load_state_dict(transformer.state_dict())
-    x = torch.randn(2, 20, 32, dtype=torch.float64)
-    torch.testing.assert_close(rt(x), transformer(x), rtol=1e-12, atol=1e-12)
-
-
-def test_alibi_slopes_are_those_of_the_paper() -> None:
-    """Press et al. 2022: for 8 heads the geometric sequence 1/2, 1/4, ..., 1/256."""
-    torch.testing.assert_close(alibi_slopes(8), torch.tensor([2.0**-i for i in range(1, 9)]))
-
-
 def test_tiled_adds_alibi_in_float32_to_logits_of_bfloat16() -> None:
     """Distances above 256 have no exact form in bfloat16; with queries of zero, the logits are the bias alone."""
     length, slopes = 1000, alibi_slopes(1)
@@ -177,50 +129,6 @@ def test_tiled_adds_alibi_in_float32_to_logits_of_bfloat16() -> None:
     assert torch.equal(own.tril(), expected.tril())
     tile = _tile_logits(q, k, slopes, Tile(keys=slice(0, 500), queries=slice(500, length)))[0, 0, 0]
     assert torch.equal(tile, expected[500:, :500])
-
-
-def test_alibi_is_added_once_per_position_of_distance() -> None:
-    """Equal keys: weights of one head fall off by exp(-slope) for each position back."""
-    length, width = 5, 4
-    layer = Transformer(Transformer.Config(heads=1), Shape(width=width)).double()
-    with torch.no_grad():
-        layer.k.weight.zero_()
-        layer.v.weight.copy_(torch.eye(width))
-        layer.out.weight.copy_(torch.eye(width))
-        layer.mlp.down.weight.zero_()
-    x = torch.randn(1, length, width, dtype=torch.float64)
-    normed = layer.attention_norm(x)
-    falloff = torch.exp(-(2.0**-8) * torch.arange(length - 1, -1, -1, dtype=torch.float64))
-    expected = x[0, -1] + (falloff[:, None] * normed[0]).sum(0) / falloff.sum()
-    torch.testing.assert_close(layer(x)[0, -1], expected, rtol=1e-7, atol=1e-7)
-
-
-@pytest.mark.parametrize("implementation", ["naive", "tiled", NATIVE])
-def test_the_ablation_leaves_out_the_norm_on_outputs_alone(implementation: str) -> None:
-    """Queries and temporary pairs are those of the whole layer, persistent keys keep their norm."""
-    shape = Shape(width=16, mlp_width=32, layers=2)
-    torch.manual_seed(0)
-    config = RecurrentTransformer.Config(heads=2, implementation=implementation)  # type: ignore[arg-type]
-    whole = RecurrentTransformer(config, shape).double()
-    with torch.no_grad():
-        for p in whole.parameters():
-            p += 0.2 * torch.randn_like(p)
-    ablated = RecurrentTransformer(replace(config, persistent_norm=False), shape).double()
-    ablated.load_state_dict(whole.state_dict())
-    x = 10 * torch.randn(1, 6, 16, dtype=torch.float64)
-    weights = Weights(
-        wo_DD=whole.out.weight,
-        mlp_norm_D=whole.mlp_norm.gain,
-        up_FD=whole.mlp.up.weight,
-        down_DF=whole.mlp.down.weight,
-        kv_norm_D=None,
-        wk_DD=whole.k.weight,
-        k_norm_D=whole.get_parameter("k_norm.gain"),
-        wv_DD=whole.v.weight,
-    )
-    expected = naive_recurrence(x, *whole.project(x), weights, whole.slopes_H, 2**-0.5)
-    torch.testing.assert_close(ablated(x), expected, rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(whole(x)[:, 1:], expected[:, 1:])
 
 
 def test_inputs_of_16_bits_on_a_gpu_run_in_plain_pytorch_and_it_says_why(caplog: pytest.LogCaptureFixture) -> None:
