@@ -171,11 +171,6 @@ def test_a_single_split_that_is_drawn_without_a_seed_is_refused(split: str) -> N
         check_task(Unseeded(Own.Config()))
 
 
-def test_a_vocabulary_that_is_no_whole_number_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"vocab_size is 2\.0: a whole number, at least 1"):
-        check_task(type("OfFloats", (Own,), {"vocab_size": 2.0})(Own.Config()))
-
-
 def test_extrapolation_sets_are_checked_too() -> None:
     class Further(Own):
         extrapolation_names = ("further",)
@@ -193,10 +188,12 @@ def test_sequences_may_be_solved_more_often_than_tokens() -> None:
     check_task(faulty(ceiling={"sequence": 0.5, "token": 0.2}))
 
 
-@pytest.mark.parametrize("count", [0, 2.0, None])
-def test_the_number_of_answers_is_a_whole_number(count: Any) -> None:
-    with pytest.raises(ValueError, match=f"answer_count is {count}: a whole number, at least 1"):
-        check_task(type("Counts", (Own,), {"answer_count": count})(Own.Config()))
+@pytest.mark.parametrize(
+    ("name", "count"), [("vocab_size", 2.0), *(("answer_count", count) for count in (0, 2.0, None))]
+)
+def test_sizes_are_whole_numbers(name: str, count: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} is {count}: a whole number, at least 1"):
+        check_task(type("Counts", (Own,), {name: count})(Own.Config()))
 
 
 def test_the_number_of_answers_may_be_one_of_numpy() -> None:

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
-from mixers.models import LanguageModel  # noqa: E402
 from runners.c4.checkpoints import newest, rows_of  # noqa: E402
 from runners.c4.config import Config, identity  # noqa: E402
 from runners.c4.costs import peak_flops  # noqa: E402
@@ -32,9 +31,8 @@ from runners.c4.data.corpus import (  # noqa: E402
 from runners.c4.data.prepare import prepare  # noqa: E402
 from runners.c4.data.sources import SPLITS  # noqa: E402
 from runners.c4.distributed import World, require_shared  # noqa: E402
-from runners.c4.evaluation.evaluate import validation_loss, windows_together  # noqa: E402
 from runners.c4.export import load_model  # noqa: E402
-from runners.c4.model import build, token_losses  # noqa: E402
+from runners.c4.model import build  # noqa: E402
 from runners.c4.progress import Progress  # noqa: E402
 from runners.c4.step import learning_rate  # noqa: E402
 from runners.c4.train import loss_of, train  # noqa: E402
@@ -184,42 +182,14 @@ def test_questions_are_asked_of_a_finished_run_once(texts: Path, tmp_path: Path)
     assert scores(0, 1)["accuracy"] == 0.5
 
 
-def test_accumulated_gradients_are_those_of_the_whole_batch(texts: Path, tmp_path: Path) -> None:
-    whole, parts = (configured(texts, tmp_path / str(n), micro_batch_size=n) for n in (4, 1))
-    run(whole)
-    run(parts)
-    np.testing.assert_allclose(losses(whole), losses(parts), rtol=1e-5)
-
-
-def test_recomputed_activations_change_nothing(texts: Path, tmp_path: Path) -> None:
-    kept, recomputed = (configured(texts, tmp_path / str(n), recompute=n) for n in (False, True))
-    run(kept)
-    run(recomputed)
-    np.testing.assert_allclose(losses(kept), losses(recomputed), rtol=1e-5)
-
-
-def test_evaluations_of_a_run_have_few_passes_and_the_loss_of_many(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("settings", [{"micro_batch_size": 1}, {"recompute": True}], ids=str)
+def test_accumulated_gradients_and_recomputed_activations_change_nothing(
+    settings: dict[str, int], texts: Path, tmp_path: Path
 ) -> None:
-    config = configured(texts, tmp_path, micro_batch_size=2, validation_tokens=120)  # 10 windows, 4 at once
-    passes = []
-
-    def counted(model: LanguageModel, tokens_BT: torch.Tensor) -> torch.Tensor:
-        passes.append(len(tokens_BT))
-        return token_losses(model, tokens_BT)
-
-    def as_on_a_gpu(config: Config, device: torch.device, world_size: int) -> int:
-        return windows_together(config, torch.device("cuda"), world_size)
-
-    monkeypatch.setattr("runners.c4.evaluation.evaluate.token_losses", counted)
-    monkeypatch.setattr("runners.c4.loop.windows_together", as_on_a_gpu)
-    record = run(config)
-    assert passes == [4, 4, 4] * config.evaluations
-
-    model, _ = load_model(folder_of(config))
-    windows = Windows(corpus_of(config), "validation", config.seq_len, None)
-    one_by_one = validation_loss(model, windows, config.validation_tokens, 1, torch.device("cpu"))
-    assert loss_of(record) == pytest.approx(one_by_one, rel=1e-6)
+    whole, other = configured(texts, tmp_path / "whole"), configured(texts, tmp_path / "other", **settings)
+    run(whole)
+    run(other)
+    np.testing.assert_allclose(losses(whole), losses(other), rtol=1e-5)
 
 
 @pytest.mark.gpu

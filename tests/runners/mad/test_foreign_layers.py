@@ -320,7 +320,7 @@ def test_one_by_one_and_all_at_once_are_equal(mixer: str, monkeypatch: pytest.Mo
 
 
 class Random(nn.Module):
-    """What public packages have: random buffers, frozen tables, expanded and marked parameters."""
+    """What packages have: random buffers, frozen tables, scalar, expanded, marked and tied parameters."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -330,15 +330,18 @@ class Random(nn.Module):
         self.rate, self.rate_again = (nn.Parameter(self.gain.data[:1]) for _ in range(2))
         self.A_log = nn.Parameter(torch.randn(dim, dim))
         self.A_log._no_weight_decay = True
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+        self.a, self.b = (nn.Linear(dim, dim, bias=False) for _ in range(2))
+        self.b.weight = self.a.weight
 
     def forward(self, x: Tensor) -> Tensor:
         count = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
         z: Tensor = (x @ self.projection + self.table).cumsum(1) / count @ self.A_log
-        return z * self.gain * self.rate + self.rate_again
+        return z * self.gain * self.rate + self.rate_again + self.temperature * self.b(self.a(x))
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_buffers_frozen_expanded_and_marked_parameters_train_as_each_run_alone_would(
+def test_buffers_and_parameters_of_all_kinds_train_as_each_run_alone_would(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The kept model has the buffers of its seed, or its accuracy would be another."""
@@ -504,34 +507,6 @@ class OfOneSeed(nn.Module):
         return x_BTD @ self.w
 
 
-class Usual(Transformer):
-    """What many layers have: a scalar parameter, a table that is not trained, one matrix under two names."""
-
-    def __init__(self, config: Transformer.Config, shape: Shape) -> None:
-        super().__init__(config, shape)
-        self.temperature = torch.nn.Parameter(torch.tensor(1.0))
-        self.register_buffer("table", torch.arange(float(shape.width)))
-        self.a, self.b = (torch.nn.Linear(shape.width, shape.width, bias=False) for _ in range(2))
-        self.b.weight = self.a.weight
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return super().forward(x_BTD) + self.temperature * self.b(self.a(x_BTD * self.table))
-
-    def init_state(self, batch: int) -> Any:
-        raise NotImplementedError
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_scalars_buffers_and_tied_weights_train_and_are_diagnosed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Usual))
-    mad.main([*COMMAND, "--mixer", "layers_of_others:L", "--mixer.heads", "2", "--lr", "1e-3", "--out", str(tmp_path)])
-    (diagnosis,) = tmp_path.glob("studies/*/diagnosis.json")
-    (figure,) = records.load(tmp_path)["test.token_accuracy"].dropna()
-    assert json.loads(diagnosis.read_text())["accuracy"]["token"] == pytest.approx(figure)
-
-
 class Named(Transformer):
     growth_period = Transformer.growth_period  # or 1,024 steps would tell it
 
@@ -555,7 +530,7 @@ def test_options_that_are_long_or_look_like_formulas_are_no_obstacle(
 def test_a_layer_of_bounded_length_trains_and_the_command_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Bounded(Usual):
+    class Bounded(Transformer):
         longest = 16
 
         def forward(self, x_BTD: Tensor) -> Tensor:
