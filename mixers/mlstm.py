@@ -94,7 +94,7 @@ class MLSTM(MixerLayer):
 
         # The running maximum.
         total = log_f.detach().cumsum(1)
-        m_BTH = total + (log_i.detach() - total).cummax(1).values.clamp(min=0)
+        m_BTH = total + running_maximum(log_i.detach() - total).clamp(min=0)
         before_BTH = F.pad(m_BTH[:, :-1], (0, 0, 1, 0))
 
         g, i = log_f + (before_BTH - m_BTH), self._scale(q) * (log_i - m_BTH).exp()
@@ -149,6 +149,19 @@ class MLSTM(MixerLayer):
         h = at_least_float32(o) / torch.maximum(at_least_float32(n).abs(), (-m).exp()[..., None])
         h = F.layer_norm(h, h.shape[-1:], eps=HEAD_EPS).flatten(-2)
         return self.out((self.gain * h + self.skip * convolved) * F.silu(gate))
+
+
+def running_maximum(y_BTH: Tensor) -> Tensor:
+    """Return the maxima up to each position, in log T steps.
+
+    ``cummax`` computes the same, and TorchInductor makes a scan of pairs of it. With it, compiled training steps of 24
+    to 40 positions ended with illegal memory accesses (PyTorch 2.11, H200); whether the scan was to blame is not known.
+    """
+    reach = 1
+    while reach < y_BTH.shape[1]:
+        before_BTH = F.pad(y_BTH[:, :-reach], (0, 0, reach, 0), value=-torch.inf)
+        y_BTH, reach = torch.maximum(y_BTH, before_BTH), 2 * reach
+    return y_BTH
 
 
 def _in_blocks(x: Tensor, blocks_NOI: Tensor) -> Tensor:

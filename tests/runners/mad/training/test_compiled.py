@@ -21,12 +21,15 @@ VOCABULARY = 16
 
 
 def ensemble(mixer: str, device: torch.device) -> tuple[Ensemble, Tensor, Tensor]:
-    """Two runs of a layer, with inputs and targets."""
+    """Runs of a layer, with inputs and targets; on a GPU as many as in a search."""
+    count, batch, length = (10, 128, 24) if device.type == "cuda" else (2, 4, 40)
     layer, shape = find_mixer(mixer), Shape(width=64, mlp_width=128, layers=len(members_of(mixer)))
     build = partial(LanguageModel, layer, layer.Config(), shape, VOCABULARY)
-    runs = [Run(lr=1e-3, weight_decay=0.1, seed=seed) for seed in range(2)]
+    runs = [Run(lr=1e-3, weight_decay=0.1, seed=seed) for seed in range(count)]
     generator = torch.Generator().manual_seed(0)
-    inputs, targets = (torch.randint(VOCABULARY, (2, 4, 40), generator=generator).to(device) for _ in range(2))
+    inputs, targets = (
+        torch.randint(VOCABULARY, (count, batch, length), generator=generator).to(device) for _ in range(2)
+    )
     return Ensemble(build, runs, Protocol().optimizer, 10, device), inputs, targets
 
 
