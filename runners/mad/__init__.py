@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runners.mad.api import Study, study
+    from runners.mad.profile import Profile
 
-__all__ = ["Study", "study"]
+__all__ = ["Profile", "Study", "study"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@
     python -m runners.mad --preset full --mixer my_module:MyLayer --task parity
     python -m runners.mad --mixer lstm transformer --task parity --match params
     python -m runners.mad --preset quick --mixer my_module:MyLayer
+    python -m runners.mad --preset profile --mixer rt
     python -m runners.mad --preset demo
     python -m runners.mad --mixer all --task all --dry-run
     python -m runners.mad --list
@@ -13,7 +14,8 @@
 By default, a layer is trained at the six points of the published grid (Oncescu et al. 2026, appendix "Synthetic
 experiments") on the task's baseline setting. ``--preset full`` is the reference protocol, that of the reference
 results: ten points, and five seeds at the best one. The same command resumes an interrupted training. Reference results
-of the same task and settings are shown beside yours; ``--reference none`` leaves them out.
+of the same task and settings are shown beside yours; ``--reference none`` leaves them out. ``--preset profile`` trains
+the ladder of difficulty of each task, and says where the layer breaks.
 """
 
 from runners.interrupt import end_at_once
@@ -51,6 +53,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         experiments = plan(options, mixer_options, task_options, say)
         experiments, reference = prepare(experiments, options, say)
+        if options.preset == "profile":
+            from runners.mad.preview import print_duration
+
+            print_duration(experiments, options, console)
+            if not options.dry_run:
+                from runners.mad.profile import train_profiles
+
+                train_profiles(train_studies(experiments, options, console), options, console)
+                say(f"runs: {options.out / 'studies'}; dashboard: optuna-dashboard {shown(options.place)}")
+            return
         if options.dry_run:
             from runners.mad.preview import print_plan
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import pandas as pd
 from torch import nn
@@ -16,6 +16,8 @@ from runners.mad.chosen import kept_model, runs_of_choice
 from runners.mad.experiment import Experiment, plan
 from runners.mad.options import defaults
 from runners.mad.points import Estimate, chosen, estimate_of, points
+from runners.mad.preview import print_duration
+from runners.mad.profile import Profile, profile_score, seed_scores, train_profiles
 from runners.mad.ranking import ranking
 from runners.mad.search import prepare, print_and_rank, train_studies
 from runners.mad.training.protocol import Run
@@ -132,29 +134,60 @@ class Study:
         return self.experiment.folder(self.out)
 
 
+@overload
+def study(
+    mixer: str | type[nn.Module],
+    task: str | type[Task] = ...,
+    *,
+    preset: Literal["profile"],
+    mixer_options: Mapping[str, Any] | None = ...,
+    task_options: Mapping[str, Any] | None = ...,
+    quiet: bool = ...,
+    **options: Any,
+) -> Profile: ...
+
+
+@overload
 def study(
     mixer: str | type[nn.Module],
     task: str | type[Task],
+    *,
+    preset: str = ...,
+    mixer_options: Mapping[str, Any] | None = ...,
+    task_options: Mapping[str, Any] | None = ...,
+    quiet: bool = ...,
+    **options: Any,
+) -> Study: ...
+
+
+def study(
+    mixer: str | type[nn.Module],
+    task: str | type[Task] = "all",
     *,
     preset: str = "grid",
     mixer_options: Mapping[str, Any] | None = None,
     task_options: Mapping[str, Any] | None = None,
     quiet: bool = False,
     **options: Any,
-) -> Study:
+) -> Study | Profile:
     """Train one layer on one task over a grid; reuse runs that earlier calls or commands have trained.
 
     >>> result = study("rt", "compression", lr=[1e-3], seeds=2, steps=2000, mixer_options={"heads": 8})
+    >>> profile = study("rt", preset="profile")
 
     Args:
         mixer: registered name, ``package.module:Class``, a stack such as ``3*gated-deltanet+transformer``, or a class,
             also one that a notebook defines.
-        task: registered name, ``package.module:Class``, or a class derived from ``tasks.base.Task``.
-        preset: ``grid``, ``full``, ``quick`` or ``demo``.
+        task: registered name, ``package.module:Class``, or a class derived from ``tasks.base.Task``; ``all`` in a
+            profile.
+        preset: ``grid``, ``full``, ``quick``, ``demo``; or ``profile``, which trains the ladders of the tasks.
         mixer_options: settings of the layer, by the names of its ``Config``; of a stack, ``transformer__heads``.
         task_options: settings of the task, by the names of its ``Config``.
         quiet: print nothing but warnings; ``Study.ranking`` returns the places.
         **options: fields of ``runners.mad.options.Options``, the options of the command.
+
+    Returns:
+        The study; with the preset ``profile`` the ``Profile``.
 
     Raises:
         TypeError: there is no such argument.
@@ -162,20 +195,21 @@ def study(
         ContractError: a layer from outside breaks a rule that the trainer relies on.
         StoppedError: Ctrl-C or SIGTERM; the same call resumes from the checkpoints.
     """
-    named = {
-        "mixer": name_of(mixer, MIXERS),
-        "task": name_of(task, TASKS),
-        "difficulty": "baseline",
-        "preset": preset,
-        **options,
-    }
-    if any(not isinstance(named[name], str) or named[name] == "all" for name in ("mixer", "task", "difficulty")):
+    is_profile = preset == "profile"
+    named = {"mixer": name_of(mixer, MIXERS), "task": name_of(task, TASKS), "preset": preset}
+    named |= ({} if is_profile else {"difficulty": "baseline"}) | options
+    ones = ("mixer",) if is_profile else ("mixer", "task", "difficulty")
+    if any(not isinstance(named[name], str) or named[name] == "all" for name in ones):
         raise ValueError("study trains one layer on one task, each a name or a class: call it once for each")
     find_mixer(named["mixer"])  # its message on a class or a module is the better one
     parsed = from_keywords(defaults(preset, **options), "study", named)
     experiments = plan(parsed, dict(mixer_options or {}), dict(task_options or {}))
     console = open_console(quiet=quiet)
     experiments, reference = prepare(experiments, parsed, console.print)
+    if is_profile:
+        print_duration(experiments, parsed, console)
+        table = train_profiles(train_studies(experiments, parsed, console), parsed, console)
+        return Profile(table=table, score=profile_score(seed_scores(table)))
     trained, _ = print_and_rank(
         train_studies(experiments, parsed, console), parsed, reference, console, diagnosed=False
     )

@@ -55,11 +55,32 @@ def check(
             raise ValueError(f"task {experiment.task!r}: {where(error)}{said}") from error
 
     # Warnings about parameters follow once all layers have passed.
-    unused = [(experiment.mixer, check_layer(experiment, device)) for experiment in experiments]
-    ready = [as_in_training(experiment, device, say) for experiment in experiments]
+    unused, ready = [], []
+    for experiment in experiments:  # one after another, as only the data of one is in memory
+        unused.append((experiment.mixer, check_layer(experiment, device)))
+        ready.append(as_in_training(experiment, device, say))
     for mixer, names in unused:
         warn_unused(mixer, names)
     return ready
+
+
+def check_ladders(experiments: Sequence[Experiment], together: int, device: torch.device, say: Say) -> list[Experiment]:
+    """Check the experiments of a profile: memory of all; task and layer at the longest rung, on few data.
+
+    The data of all rungs would take minutes to draw.
+    """
+    for experiment in experiments:
+        check_memory(experiment, together, device)
+    longest: dict[tuple[str, str], Experiment] = {}
+    for experiment in sorted(experiments, key=lambda e: e.task_config.longest_length):
+        config = replace(experiment.task_config, train_examples=BLOCK)
+        longest[experiment.label, experiment.task] = replace(experiment, task_config=config)
+    lines: dict[str, None] = {}  # each once
+    checked = check([*longest.values()], together, device, lines.setdefault)
+    for line in lines:
+        say(line)
+    in_turn = {experiment.label for experiment in checked if experiment.one_by_one}
+    return [replace(experiment, one_by_one=experiment.label in in_turn) for experiment in experiments]
 
 
 def check_memory(experiment: Experiment, together: int, device: torch.device) -> None:

@@ -13,8 +13,8 @@ from mixers.models import Backbone
 from runners.device import find_devices
 from runners.files import DamagedFileError, load_info, load_tensors, read_json
 from runners.mad.experiment import Experiment, Say
-from runners.mad.options import Options
-from runners.mad.points import GridPoint, choose, chosen, points
+from runners.mad.options import START, Options
+from runners.mad.points import FULL, LOST, GridPoint, choose, chosen, points, rescaled
 from runners.mad.tables import setting_of
 from runners.mad.training.ensemble import Ensemble, Resident, evaluate
 from runners.mad.training.protocol import Run
@@ -26,13 +26,36 @@ MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
 """Files in the folder of a run, beside its record."""
 
 
+def runs_of(experiment: Experiment, options: Options) -> Sequence[Run]:
+    """Return the runs that are trained of an experiment before any repeats: the grid of the options.
+
+    In a profile the third rung has the grid; the other rungs have the point that it chose. A rung has no runs while one
+    between them is not finished, beyond one that is lost, and below one at its ceiling.
+    """
+    rung = experiment.rung
+    if options.preset != "profile" or rung is None or rung == START:
+        return options.runs
+    start = experiment.at_rung(START)
+    point = None if missing_runs(start, options) else chosen_and_repeats(start, options)[0]
+    if point is None:
+        return ()
+
+    runs = [Run(lr=point[0], weight_decay=point[1], seed=seed) for seed in sorted({run.seed for run in options.runs})]
+    for number in range(START, rung, 1 if rung > START else -1):
+        found = read_runs(experiment.at_rung(number), runs, options.out)
+        score = rescaled(table_of(found), "validation").mean()
+        if len(found) < len(runs) or (score < LOST if rung > START else score >= FULL):
+            return ()
+    return runs
+
+
 def missing_runs(experiment: Experiment, options: Options) -> list[Run]:
     """Return the runs of a grid that are not finished; of a finished grid, those that repeat the chosen point."""
 
     def unfinished(runs: Sequence[Run]) -> list[Run]:
         return [run for run in runs if not is_finished(experiment.folder_of(run, options.out))]
 
-    return unfinished(options.runs) or unfinished(chosen_and_repeats(experiment, options)[1])
+    return unfinished(runs_of(experiment, options)) or unfinished(chosen_and_repeats(experiment, options)[1])
 
 
 def chosen_and_repeats(experiment: Experiment, options: Options) -> tuple[GridPoint | None, list[Run]]:
@@ -42,7 +65,7 @@ def chosen_and_repeats(experiment: Experiment, options: Options) -> tuple[GridPo
         The point, None if a seed of each point diverged; and the repeats, also those of better points of which one has
         diverged. Repeats need not be finished.
     """
-    table = table_of(read_runs(experiment, options.runs, options.out))
+    table = table_of(read_runs(experiment, runs_of(experiment, options), options.out))
     repeats: list[Run] = []
     unstable: list[GridPoint] = []
     while (point := choose(table, unstable)) is not None:

@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,13 @@ from mixers.short_convolution import with_short_convolution
 from mixers.stack import StackLayer
 from mixers.transformer import Transformer
 from runners.device import find_devices
-from runners.mad.options import PRESETS, Options, preset_name
+from runners.mad.options import PRESETS, Options, preset_name, tasks_of
+from runners.mad.points import SATURATED
 from runners.mad.training.protocol import Protocol, Run
 from runners.options import applicable, expand, flag_of
 from runners.tables import abbreviated
 from runners.task_names import find_task
-from tasks import PUBLISHED
-from tasks.base import Task
+from tasks.base import FRESH, Task
 
 LONGEST_NAME = 180
 """Largest number of characters in a study's name, which names its folder; file systems allow 255 bytes."""
@@ -93,6 +94,7 @@ class Experiment(LayerChoice):
         precision: dtype of the matrix products.
         preset: name of the preset, for readers; the other settings identify the experiment.
         one_by_one: compute the runs one after another, which changes no result.
+        until_ceiling: whether a run ends once it reaches the ceiling.
     """
 
     task: str
@@ -102,12 +104,29 @@ class Experiment(LayerChoice):
     precision: str
     preset: str = "grid"
     one_by_one: bool = False
+    until_ceiling: bool = switch(False)
 
-    @cached_property
+    @property
     def instance(self) -> Task:
-        """The task with its data; consecutive experiments on one task share it."""
-        settings = json.dumps(asdict(self.task_config), sort_keys=True)
-        return drawn(find_task(self.task), _ByText(settings, self.task_config))
+        """The task with its data, which consecutive experiments on one task share; only the last one is in memory."""
+        return drawn(find_task(self.task), _ByText.of(self.task_config))
+
+    @property
+    def rung(self) -> int | None:
+        """Number of the rung on the task's ladder, from 1; None for another difficulty."""
+        found = re.match(r"rung-(\d+)", self.difficulty)
+        return None if found is None else int(found[1])
+
+    def at_rung(self, number: int) -> "Experiment":
+        """Return the experiment on another rung of the ladder."""
+        settings = [*find_task(self.task).ladder.rungs.values()][number - 1]
+        difficulty = re.sub(r"rung-\d+", f"rung-{number}", self.difficulty)
+        return replace(self, difficulty=difficulty, task_config=replace(self.task_config, **settings))
+
+    @property
+    def until(self) -> float:
+        """Token accuracy on the validation split with which a run ends."""
+        return self.instance.ceiling("validation").token - SATURATED if self.until_ceiling else math.inf
 
     @property
     def steps(self) -> int:
@@ -136,7 +155,7 @@ class Experiment(LayerChoice):
         for name in switched_off(self.mixer_config):
             del settings["mixer_config"][name]
         texts = [text_of(name) for name in (self.mixer, self.task) if is_path(name)]
-        content = [settings, data_fingerprint(self.instance), *texts]
+        content = [settings, data_fingerprint(find_task(self.task), _ByText.of(self.task_config)), *texts]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -198,7 +217,7 @@ def plan(
             raise ValueError(f"{flag_of(name)} is missing: give at least one value, or use {preset}")
     layers = choose_layers(options, mixer_options, say)
     precision = product_precision(find_devices(options.device)[0])
-    configs = {task: find_task(task).Config for task in expand(options.task, PUBLISHED)}
+    configs = {task: find_task(task).Config for task in expand(options.task, tasks_of(options.preset))}
 
     experiments: list[Experiment] = []
     for task, values in applicable("task", task_options, configs, say).items():
@@ -217,6 +236,7 @@ def plan(
                         precision=precision,
                         preset=preset_name(adapted),
                         one_by_one=options.one_by_one,
+                        until_ceiling=options.preset == "profile",
                     )
                     for difficulty, task_config in difficulties(task, adapted, values)
                 ]
@@ -313,9 +333,19 @@ def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tu
         for value in sweep:
             named = f"{name.replace('_', '-')}-{value}"
             known[named] = (f"{named}-custom" if values else named, {name: value})
-    if unknown := [name for name in options.difficulty if name not in ("all", *known)]:
-        raise ValueError(f"{task} has no difficulty {unknown[0]!r}: choose from all, {', '.join(known)}")
-    chosen = [known[name] for name in expand(options.difficulty, known)]
+
+    # Rungs; settings of the command line override those that all rungs share.
+    rungs: dict[str, tuple[str, dict[str, Any]]] = {}
+    if (ladder := task_class.ladder) is not None:
+        shared = {k: v for k, v in {"train_examples": FRESH, **ladder.shared}.items() if k not in values}
+        for number, rung in enumerate(ladder.rungs.values(), 1):
+            rungs[f"rung-{number}"] = (f"rung-{number}" + "-custom" * bool(values), {**shared, **rung})
+    if not rungs and options.preset == "profile":
+        raise ValueError(f"task {task} has no ladder, which --preset profile trains: give its class one")
+
+    if unknown := [name for name in options.difficulty if name not in ("all", *known, *rungs)]:
+        raise ValueError(f"{task} has no difficulty {unknown[0]!r}: choose from all, {', '.join([*known, *rungs])}")
+    chosen = [{**known, **rungs}[name] for name in expand(options.difficulty, known)]
     return [(name, configured(**changes)) for name, changes in chosen]
 
 
@@ -326,6 +356,10 @@ class _ByText:
     text: str
     config: Any = field(compare=False)
 
+    @staticmethod
+    def of(config: Any) -> "_ByText":
+        return _ByText(json.dumps(asdict(config), sort_keys=True), config)
+
 
 @lru_cache(maxsize=1)
 def drawn(kind: type[Task], settings: _ByText) -> Task:
@@ -333,10 +367,10 @@ def drawn(kind: type[Task], settings: _ByText) -> Task:
     return kind(settings.config)
 
 
-@lru_cache(maxsize=1)
-def data_fingerprint(task: Task) -> str:
-    """Return the hash of a task's data, which is kept likewise."""
-    return task.fingerprint()
+@cache
+def data_fingerprint(kind: type[Task], settings: _ByText) -> str:
+    """Return the hash of a task's data, which is kept without the data."""
+    return drawn(kind, settings).fingerprint()
 
 
 def _by_text(figures: dict[int, int] | None) -> dict[str, int] | None:

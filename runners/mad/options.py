@@ -14,10 +14,11 @@ from runners.options import expand, flag_of, parse_nested, peek
 from runners.search import JOURNAL
 from runners.task_names import find_task
 from runners.tracking import Tracking
-from tasks import PUBLISHED
+from tasks import PUBLISHED, TASKS
+from tasks.base import Task
 
 GridName = Literal["paper", "wide"]
-PresetName = Literal["grid", "full", "quick", "demo"]
+PresetName = Literal["grid", "full", "quick", "demo", "profile"]
 Keep = Literal["all", "best", "none"]
 
 GRIDS: dict[GridName, tuple[float, ...]] = {
@@ -32,6 +33,11 @@ MOST = {"seeds": 10**4, "evaluations": 10**5, "layers": 10**3}
 """Largest values of options; memory bounds the others (``runners.mad.checks``)."""
 BOUNDS = {"lr": (1e-8, 10.0), "weight_decay": (0.0, 10.0)}
 """Smallest and largest values; AdamW changes each parameter by about ``lr`` in a step."""
+
+START = 3
+"""Rung of a ladder that chooses the learning rate of a profile."""
+RUNGS = ("rung-3", "rung-4", "rung-5", "rung-6", "rung-2", "rung-1")
+"""Difficulties of a profile, in the order in which they are trained."""
 
 FEW_EXAMPLES = {"train_examples": 3200, "eval_examples": 320}
 QUICK_TASKS: dict[str, dict[str, Any]] = {
@@ -75,7 +81,8 @@ class Options(Tracking):
         difficulty: baseline, all (every sweep of the task), or names such as vocab-size-32.
         preset: grid is the published grid; full is the reference protocol, that of the reference results: the wide grid
             with five seeds of the chosen point; quick trains every task in a small setting, in minutes on a laptop, and
-            is not the reference protocol; demo trains one RT layer and one Transformer layer on a short recall.
+            is not the reference protocol; demo trains one RT layer and one Transformer layer on a short recall; profile
+            trains the ladder of difficulty of each task and says where the layer breaks.
         seeds: repetitions with seeds 0, 1, ...; more than one gives means with 95% intervals.
         seeds_of: all repeats every grid point; chosen trains the grid with seed 0, then repeats the chosen point.
         grid: paper has learning rates 1e-4, 5e-4, 1e-3; wide also has 2e-3 and 5e-3; both have weight decays 0, 0.1.
@@ -152,6 +159,10 @@ class Options(Tracking):
             raise ValueError("--epochs and --steps exclude each other: give one")
         if self.grid is not None and self.lr:
             raise ValueError(f"--grid {self.grid} has no effect beside learning rates, of --lr or of the preset")
+        if (self.preset == "profile") != (self.difficulty == RUNGS):
+            raise ValueError(
+                "--difficulty and --preset profile exclude each other: a profile has all rungs of a ladder"
+            )
         if self.list and self.dry_run:
             raise ValueError("--list and --dry-run exclude each other: give one")
         if self.out.exists() and not self.out.is_dir():
@@ -220,11 +231,32 @@ PRESETS: dict[PresetName, tuple[Options, Mapping[str, dict[str, Any]]]] = {
         ),
         {"in-context-recall": {"length": 48, "eval_examples": 320}},
     ),
+    "profile": (
+        Options(
+            task=(*TASKS,),
+            difficulty=RUNGS,
+            lr=(3e-4, 1e-3, 2.5e-3, 7e-3, 2e-2),
+            weight_decay=(0.0,),
+            seeds=3,
+            steps=800,  # each of the 102,400 sequences once
+            evaluations=20,
+            width=64,
+            mlp_width=256,
+            keep="best",
+            preset="profile",
+        ),
+        {},
+    ),
 }
 """Defaults of each preset: options, and settings of its own tasks by name."""
 
 OF_A_PRESET = ("epochs", "steps", "batch_size", "evaluations", "width", "mlp_width")
 """Options that define a preset. If one of them has another value, results do not have the preset's name."""
+
+
+def tasks_of(preset: str) -> dict[str, type[Task]]:
+    """Return the tasks that ``--task all`` means: those of the published table; in a profile, all registered ones."""
+    return TASKS if preset == "profile" else PUBLISHED
 
 
 def defaults(preset: str, **given: Any) -> Options:
@@ -262,7 +294,7 @@ def read_options(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dic
     named = peek(arguments, mixer=default.mixer, task=default.task)
     configs = {
         "mixer": {name: find_mixer(name).Config for name in expand(named["mixer"], MIXERS)},
-        "task": {name: find_task(name).Config for name in expand(named["task"], PUBLISHED)},
+        "task": {name: find_task(name).Config for name in expand(named["task"], tasks_of(default.preset))},
     }
     options, values = parse_nested(Options, arguments, default, configs)
     return options, values["mixer"], values["task"]

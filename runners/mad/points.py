@@ -21,6 +21,7 @@ the training set, which all seeds share, nor that of the evaluated sequences.
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -32,6 +33,8 @@ CRITERION = "validation.token_accuracy"
 """What a point is chosen by."""
 SATURATED = 1e-3
 """Distance from the ceiling of token accuracy at which another learning rate cannot help."""
+FULL, LOST = 0.995, 0.02
+"""Scores from which a rung is at its ceiling, and below which it is lost. Those beyond are not trained in a profile."""
 FIGURES = (
     *(
         f"{split}.{name}"
@@ -142,6 +145,14 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
     order = [*POINT, *constant, "seeds", "diverged", "seconds", *figures, *limits_of]
     made = pd.DataFrame(found, columns=[*order, "grid", "chosen"])
     return made.assign(edge=pd.Series(edges, dtype=object))
+
+
+def rescaled(table: pd.DataFrame, split: str) -> pd.Series:
+    """Return the score of each record: token accuracy from chance, 0, to the ceiling, 1; 0 if the run diverged."""
+    chance, ceiling = (table[limit].map(itemgetter("token")).astype(float) for limit in ("chance", "ceiling"))
+    accuracy = table.get(f"{split}.token_accuracy", pd.Series(math.nan, table.index)).astype(float)
+    score = ((accuracy - chance) / (ceiling - chance)).clip(0, 1)
+    return score.where(table["diverged_step"].isna(), 0.0)
 
 
 def ends(mean: Any, error: Any, n: Any, seeds: tuple[Any, Any] | None) -> tuple[Any, Any]:

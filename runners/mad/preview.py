@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.table import Table
 from runners.device import find_devices
 from runners.mad.chosen import missing_runs, saved_step
 from runners.mad.experiment import Experiment, LayerChoice
-from runners.mad.options import Options
+from runners.mad.options import START, Options
 from runners.mad.tables import printed_table, setting_of
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Run
@@ -20,6 +21,7 @@ from runners.mad.training.step import Stepper
 from runners.progress import spell
 from runners.runs import is_finished
 from runners.tables import COSTS, FOOTNOTE, Name, cost_cells, fits
+from tasks.base import BLOCK
 
 STEPS = 3
 """Steps of each experiment that are timed, after a first one that is not."""
@@ -85,6 +87,39 @@ def print_plan(experiments: Sequence[Experiment], options: Options, console: Con
             timed += 1
     part = "" if timed == len(missing) else f"of the first {timed} of {len(missing)} experiments "
     console.print(f"training {part}takes about {spell(seconds)} here, by {STEPS} steps of each", soft_wrap=True)
+
+
+def print_duration(experiments: Sequence[Experiment], options: Options, console: Console) -> None:
+    """Print how long whole profiles take at most: the time of a few steps of each layer, and of drawing a few data.
+
+    They are those of the third rung of medium length; others take as long for a position.
+    """
+    seeds = [
+        run for run in options.runs if (run.lr, run.weight_decay) == (options.runs[0].lr, options.runs[0].weight_decay)
+    ]
+    layers: dict[str, list[Experiment]] = {}
+    for experiment in experiments:
+        layers.setdefault(experiment.label, []).append(experiment)
+
+    seconds = drawing = 0.0
+    with console.status("timing steps"):
+        for ladders in layers.values():
+            starts = sorted((e for e in ladders if e.rung == START), key=lambda e: e.task_config.train_length)
+            middle = starts[len(starts) // 2]
+            few = replace(middle.task_config, train_examples=max(BLOCK, options.batch_size))
+            began = time.monotonic()
+            timed = replace(middle, task_config=few)
+            positions = few.train_length * (few.train_examples + 2 * few.eval_examples)
+            assert timed.fingerprint
+            drawing = drawing or (time.monotonic() - began) / positions
+            step = seconds_left(timed, seeds, options) / len(seeds) / few.train_length
+            seconds += sum(
+                step * e.task_config.train_length * len(options.runs if e.rung == START else seeds) for e in ladders
+            )
+        drawn = {(e.task, e.rung): e.task_config.train_length * e.task_config.train_examples for e in experiments}
+        seconds += drawing * sum(drawn.values())
+    shorter = "rungs at the ceiling end early, rungs beyond reach are not trained, and what is finished is not repeated"
+    console.print(f"a whole profile takes at most about {spell(seconds)} here; {shorter}", soft_wrap=True)
 
 
 def seconds_left(experiment: Experiment, runs: Sequence[Run], options: Options) -> float:

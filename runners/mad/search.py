@@ -41,7 +41,7 @@ from runners.device import device_name, find_devices, ran_out_of_memory
 from runners.ending import exits_are_errors
 from runners.files import DamagedFileError, save_tensors
 from runners.interrupt import INTERRUPTED, StoppedError
-from runners.mad.checks import check
+from runners.mad.checks import check, check_ladders
 from runners.mad.chosen import (
     CHECKPOINT,
     MODEL,
@@ -51,6 +51,7 @@ from runners.mad.chosen import (
     evaluate_on_test,
     missing_runs,
     read_runs,
+    runs_of,
     saved_step,
 )
 from runners.mad.display import Display
@@ -80,7 +81,8 @@ Studies = Generator[tuple[Experiment, pd.DataFrame], None, None]
 def train_studies(experiments: Sequence[Experiment], options: Options, console: Console) -> Studies:
     """Train what is missing of each experiment's grid; yield each experiment with the table of its records.
 
-    The table holds the grid of the options, and the repeats of the points that it chose.
+    The table holds the grid of the options, and the repeats of the points that it chose. Rungs of a profile that other
+    rungs decide are left out.
 
     Args:
         experiments: what to train.
@@ -99,6 +101,8 @@ def train_studies(experiments: Sequence[Experiment], options: Options, console: 
     helping = on_other_gpus(devices, experiments, options)
     with naming_storage(options.place), Display(console, options) as display, helping:
         for experiment in experiments:
+            if not runs_of(experiment, options):
+                continue  # a rung that others decide
             search = Search(experiment, options, devices, devices[0], storage, display)
             while missing := missing_runs(experiment, options):
                 with search.claim(missing) as ensembles:
@@ -126,8 +130,9 @@ def prepare(
         ValueError: an option, the login or a layer is invalid.
         ContractError: a layer from outside breaks a rule that the trainer relies on.
     """
-    reference = load(options.reference, {experiment.task for experiment in experiments})
-    checked = check(experiments, options.together, find_devices(options.device)[0], say)
+    device, is_profile = find_devices(options.device)[0], options.preset == "profile"
+    reference = None if is_profile else load(options.reference, {experiment.task for experiment in experiments})
+    checked = (check_ladders if is_profile else check)(experiments, options.together, device, say)
     for experiment in checked:
         costs(experiment.layer, experiment.mixer_config, experiment.shape, say)  # says here what cannot be counted
     if not options.dry_run:
@@ -193,12 +198,12 @@ class Search:
         """
         self.experiment, self.options, self.device, self.display = experiment, options, device, display
         self.folder = experiment.folder(options.out)
-        share = math.ceil(len(options.runs) / len(devices))
+        share = math.ceil(len(runs_of(experiment, options)) / len(devices))
         self.limit = experiment.runs_at_once(min(options.together, share), device)
 
         # A parameter with one value has no importance; where another one varies, the dashboard has a study of its own.
         finished = self._finished()
-        runs = [*options.runs, *(record for _, record in finished)]
+        runs = [*runs_of(experiment, options), *(record for _, record in finished)]
         varying = [name for name in DISTRIBUTIONS if len({getattr(run, name) for run in runs}) > 1]
         self.distributions = {name: DISTRIBUTIONS[name] for name in varying}
         ending = "" if len(varying) == len(DISTRIBUTIONS) else f" over {' '.join(varying) or 'seeds'}"
@@ -263,6 +268,7 @@ class Search:
                 evaluated,
                 resumed,
                 display.progressed,
+                experiment.until,
             )
         except Exception as error:
             if ran_out_of_memory(error):
@@ -302,6 +308,7 @@ class Search:
 
         The point that all runs of the study choose, those of other grids included, is read, too.
         """
+        runs = runs_of(self.experiment, self.options)
         chosen, repeats = chosen_and_repeats(self.experiment, self.options)
         finished = self._finished()
         points = {chosen, choose(table_of(finished), ())}
@@ -310,7 +317,7 @@ class Search:
             evaluate_on_test(self.experiment, selected, self.device, self.limit)
         except DamagedFileError as error:
             self.display.say(f"no test accuracy: {error}")
-        return table_of(read_runs(self.experiment, [*self.options.runs, *repeats], self.options.out))
+        return table_of(read_runs(self.experiment, [*runs, *repeats], self.options.out))
 
     def _finished(self) -> list[tuple[Path, Record]]:
         """Return the records of all finished runs of the study, those of other grids included."""
@@ -376,12 +383,18 @@ def help_out(
     try:
         storage = open_storage(options.place)
         with Display(open_console(quiet=True), options) as display:
-            searches = [Search(experiment, options, devices, device, storage, display) for experiment in experiments]
-            while any(missing := [missing_runs(search.experiment, options) for search in searches]):
-                for search, of_study in zip(searches, missing, strict=True):
-                    with search.claim(of_study) as ensembles:
-                        for runs, waiting in ensembles:
-                            search.train_ensemble(runs, waiting)
+            searches: dict[str, Search] = {}
+            left = True
+            while left:
+                left = False
+                for experiment in experiments:
+                    if missing := missing_runs(experiment, options):
+                        left = True
+                        if (name := experiment.name) not in searches:
+                            searches[name] = Search(experiment, options, devices, device, storage, display)
+                        with searches[name].claim(missing) as ensembles:
+                            for runs, waiting in ensembles:
+                                searches[name].train_ensemble(runs, waiting)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
     except (StoppedError, KeyboardInterrupt):
         sys.exit(INTERRUPTED)

@@ -17,7 +17,8 @@ At an evaluation:
 9. Checkpoints are saved if they are due. They contain the point: no checkpoint of this step is without it.
 10. A wish to stop is heeded as in 3. Only then the caller is told of the evaluation.
 
-Training ends at the last step, or once all runs have diverged.
+Training ends at the last step, or once all runs have diverged or reached the accuracy with which they end. A run that
+has reached it keeps those parameters, whatever it does while others go on.
 
 On a CUDA device the optimizer step (forward, loss, backward, AdamW) is one CUDA graph, unless the runs are computed one
 after another. The same runs trained together repeat bitwise on the CPU. On CUDA they do so where all kernels repeat,
@@ -133,6 +134,7 @@ def train(
     listener: Listener = lambda step, points: None,
     resumed: Resumed = lambda step, curves: None,
     progressed: Progressed = lambda step: None,
+    until: float = math.inf,
 ) -> list[Result]:
     """Train runs together.
 
@@ -147,6 +149,7 @@ def train(
         listener: called after each evaluation.
         resumed: called if training resumes.
         progressed: called between evaluations.
+        until: token accuracy on the validation split with which a run ends; the ensemble ends with the last one.
 
     Returns:
         The result of each run.
@@ -155,7 +158,7 @@ def train(
         StoppedError: SIGINT or SIGTERM has come; the checkpoints are written.
         DamagedFileError: a checkpoint cannot be read.
     """
-    loop = _Loop(build, task, protocol, runs, device, checkpoints)
+    loop = _Loop(build, task, protocol, runs, device, checkpoints, until)
     if checkpoints and all(path.exists() for path in checkpoints) and loop.load():
         resumed(loop.step, loop.curves)
 
@@ -163,7 +166,7 @@ def train(
     done, on_cpu = len(loop.curves[0]), device.type == "cpu"
     with asked_to_stop() as asked:
         for target in evaluations[done:]:
-            if all(curve and curve[-1].validation is None for curve in loop.curves):
+            if all(curve and (curve[-1].validation is None or loop.ending(curve)) for curve in loop.curves):
                 break
             loop.counted = time.monotonic()
 
@@ -212,7 +215,9 @@ class _Loop:
         runs: Sequence[Run],
         device: torch.device,
         checkpoints: Sequence[Path],
+        until: float,
     ) -> None:
+        self.until = until
         self.device = device
         self.checkpoints = checkpoints
         self.vocab_size = task.vocab_size
@@ -236,6 +241,13 @@ class _Loop:
         # Clock.
         self.seconds = 0.0
         self.counted = self.saved = self.reported = time.monotonic()
+
+    def ending(self, curve: Sequence[CurvePoint]) -> int | None:
+        """Return which point of a curve ends its run, counted from 1; None while none does."""
+        for number, point in enumerate(curve, 1):
+            if point.validation is not None and point.validation.token_accuracy >= self.until:
+                return number
+        return None
 
     def stop_if(self, asked: Sequence[int]) -> None:
         """Save and raise ``StoppedError`` if there is a signal in ``asked``."""
@@ -279,9 +291,13 @@ class _Loop:
         best, diverged_R = self.best.step_R.tolist(), self.ensemble.diverged_R.tolist()
         measured = [{point.step: point.validation for point in curve} for curve in self.curves]
 
+        # What a run did behind its end, in the company of others, does not count.
+        found = [self.ending(curve) for curve in self.curves]
+        diverged_R = [-1 if end else step for end, step in zip(found, diverged_R, strict=True)]
+
         return [
             Result(
-                curve=self.curves[r],
+                curve=self.curves[r][: found[r]],
                 best_step=best[r],
                 diverged_step=None if diverged < 0 else diverged,
                 validation=measured[r][best[r]] if diverged < 0 else None,
@@ -302,7 +318,8 @@ class _Loop:
         optimizer = self.ensemble.optimizer
         optimizer.mark_diverged(~counts.loss.isfinite(), optimizer.step)
         alive_R = optimizer.diverged_R < 0
-        self.best.keep_better(self.ensemble.params_RP, score(counts), alive_R, self.step)
+        running_R = torch.tensor([self.ending(curve) is None for curve in self.curves], device=self.device)
+        self.best.keep_better(self.ensemble.params_RP, score(counts), alive_R & running_R, self.step)
 
         metrics = metrics_by_run(counts)
         for r, alive in enumerate(alive_R.tolist()):

@@ -117,7 +117,7 @@ def test_it_takes_the_options_of_the_command_and_its_presets(tmp_path: Path, mon
         ({"mixer_options": {"head": 3}}, "--mixer.head does not apply to mixer transformer"),
         ({"mixer": type("Local", (torch.nn.Module,), {})}, "give the class that has this name at the top level"),
         ({"mixer": Path}, r"'pathlib:Path' is no mixer: it must be a class derived from torch.nn.Module"),
-        ({"preset": "small"}, "preset: Input should be 'grid', 'full', 'quick' or 'demo', not 'small'"),
+        ({"preset": "small"}, "preset: Input should be 'grid', 'full', 'quick', 'demo' or 'profile', not 'small'"),
         ({"task": "all"}, "one layer on one task"),
         ({"task": ["parity", "mqar"]}, "one layer on one task"),
         ({"steps": 4.0}, "steps: Input should be a valid integer, not 4.0"),

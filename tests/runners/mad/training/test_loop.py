@@ -379,3 +379,17 @@ def test_gpu_every_layer_trains_in_one_graph(mixer: str, tmp_path: Path, device:
         results = train(build, TASK, PROTOCOL, RUNS, place, paths(tmp_path / place.type))
         ends.append([[p.train_loss, p.validation and p.validation.loss] for r in results for p in r.curve])
     torch.testing.assert_close(torch.tensor(ends[1]), torch.tensor(ends[0]), rtol=0, atol=0.03)
+
+
+def test_a_run_ends_at_the_accuracy_that_it_is_trained_to_in_any_company() -> None:
+    """The better of two runs ends before the other, and keeps what it has then."""
+    whole = train(build, TASK, PROTOCOL, RUNS, CPU, [])
+    accuracies = [[point.validation.token_accuracy for point in run.curve if point.validation] for run in whole]
+    until = min(map(max, accuracies))
+    for run, accuracy, ended in zip(
+        whole, accuracies, train(build, TASK, PROTOCOL, RUNS, CPU, [], until=until), strict=True
+    ):
+        first = next(i for i, y in enumerate(accuracy) if y >= until)
+        assert ended.curve == run.curve[: first + 1]
+        assert ended.best_step <= ended.curve[-1].step
+    assert len(train(build, TASK, PROTOCOL, RUNS, CPU, [], until=0.0)[0].curve) == 1

@@ -1,0 +1,345 @@
+"""The profile of a layer: its score and capacity on the ladder of each task, and its tier among other layers.
+
+    table = records.load("results/studies")      # one row for each training
+    scores = seed_scores(table)                  # one row for each rung and seed
+    found = abilities(scores)                    # one row for each ability: score, capacity, intervals
+
+1. The score of a rung is the token accuracy on the test split, rescaled: chance is 0, the ceiling 1. A run that
+   diverged scores 0.
+2. The third rung is trained at all learning rates. The one with the best validation token accuracy over all seeds is
+   that of the ladder.
+3. Rungs beyond one that scores below ``LOST`` on validation count 0 without training, and rungs below one that scores
+   ``FULL`` count 1. Both are marked.
+4. The score of an ability is the mean over its rungs; the profile score is the mean over abilities.
+5. Capacity is the hardest value on the axis at which the score is ``HELD`` or more, between two rungs interpolated.
+
+Intervals are those of ``runners.mad.points``, over seeds.
+"""
+
+import math
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from rich.console import Console
+
+from runners import records
+from runners.mad.chosen import delete_models
+from runners.mad.experiment import Experiment
+from runners.mad.options import START, Options
+from runners.mad.points import FULL, LOST, Estimate, choose, ends, rescaled
+from runners.mad.tables import printed_table
+from runners.progress import spell
+from runners.tables import COSTS, cost_cells, fits
+from runners.task_names import find_task
+from tasks.base import Ladder
+
+LAYER = ["layer", "width", "mlp_width", "layers", "steps", "batch_size"]
+"""Columns that name a profile."""
+HELD = 0.9
+"""Score of a rung up to which capacity reaches."""
+TIE = 0.01
+"""Profile scores that differ by less tie."""
+RESAMPLES = 4_000
+"""Samples of a bootstrap."""
+MARK = "*"
+"""Behind the score of a rung that was not trained."""
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """The profile of one layer.
+
+    Attributes:
+        table: records of all rungs, as ``runners.records.load`` returns them.
+        score: mean over abilities, with its 95% interval over seeds.
+    """
+
+    table: pd.DataFrame = field(repr=False)
+    score: Estimate
+
+    def rungs(self) -> pd.DataFrame:
+        """One row for each ability, rung and seed; see ``seed_scores``."""
+        return seed_scores(self.table)
+
+    def abilities(self) -> pd.DataFrame:
+        """One row for each ability; see ``abilities``."""
+        return abilities(self.rungs())
+
+
+def seed_scores(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the score of each rung and seed.
+
+    Args:
+        table: records of diagnostic runs, of which those on rungs count, and of these the point that the third chose.
+
+    Returns:
+        Columns ``LAYER``, ``task``, ``rung`` (from 1), ``seed``, ``score`` (NaN for a rung that is still missing) and
+        ``trained``. All rungs of a ladder are there.
+    """
+    number = table["difficulty"].str.extract(r"^rung-(\d+)", expand=False).astype(float)
+    known = table.assign(rung=number, validation=rescaled(table, "validation"), score=rescaled(table, "test"))
+    found = []
+    for names, ladder in known[number.notna()].groupby([*LAYER, "task"], sort=False):
+        start = ladder[ladder["rung"] == START]
+        point = choose(start)
+        at = ladder.iloc[:0]
+        if point is not None:
+            at = ladder[(ladder["lr"] == point[0]) & (ladder["weight_decay"] == point[1])]
+        means = at.groupby("rung")["validation"].mean()
+        seeds = sorted(set(start["seed"] if point is None else at["seed"]))
+
+        for rung in range(1, len(ladder_of(names[-1]).rungs) + 1):
+            own = dict(zip(*(at.loc[at["rung"] == rung, name] for name in ("seed", "score")), strict=True))
+            implied = math.nan
+            if (point is None and len(start)) or (means[means.index < rung] < LOST).any():
+                implied = 0.0
+            elif (means[means.index > rung] >= FULL).any():
+                implied = 1.0
+            found += [[*names, rung, seed, own.get(seed, math.nan) if own else implied, bool(own)] for seed in seeds]
+    return pd.DataFrame(found, columns=[*LAYER, "task", "rung", "seed", "score", "trained"])
+
+
+def abilities(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the score and the capacity of each ability.
+
+    Args:
+        scores: what ``seed_scores`` returns.
+
+    Returns:
+        Columns ``LAYER``, ``task``, ``axis``; ``score`` and ``capacity`` with the ends of their 95% intervals in
+        ``.low`` and ``.high``; ``rungs``, the mean score of each, and ``trained``. A capacity below the first rung is
+        -inf. An ability of which a rung is missing has neither.
+    """
+    found = []
+    for names, of_task in scores.groupby([*LAYER, "task"], sort=False):
+        scores_RS = of_task.pivot(index="rung", columns="seed", values="score").to_numpy()
+        ladder = ladder_of(names[-1])
+        values = [float(value) for value in ladder.rungs]
+        score = over_seeds(scores_RS.mean(axis=0))
+        rung = over_seeds(np.array([last_held(of_seed) for of_seed in scores_RS.T]), most=len(values))
+        found.append(
+            dict(zip([*LAYER, "task"], names, strict=True))
+            | {"axis": ladder.axis, "score": score.mean, "score.low": score.low, "score.high": score.high}
+            | {"capacity": on_axis(rung.mean, values)}
+            | {"capacity.low": on_axis(rung.low, values), "capacity.high": on_axis(rung.high, values)}
+            | {"rungs": scores_RS.mean(axis=1).tolist(), "trained": of_task.groupby("rung")["trained"].any().tolist()}
+        )
+    return pd.DataFrame(found)
+
+
+def profile_score(scores: pd.DataFrame) -> Estimate:
+    """Return the mean over the abilities of one layer, with its interval over seeds, from ``seed_scores``."""
+    by_seed = scores.pivot_table(index=["task", "rung"], columns="seed", values="score", dropna=False)
+    return over_seeds(by_seed.groupby("task").mean().mean(axis=0).where(by_seed.notna().all(axis=0)).to_numpy())
+
+
+def over_seeds(values: Floats, most: float | None = None) -> Estimate:
+    """Return the mean of one value a seed with its interval.
+
+    Args:
+        values: one for each seed.
+        most: values lie between 0 and this; None for scores, whose interval is that of accuracies.
+    """
+    mean, n = float(values.mean()), len(values)
+    error = float(values.std(ddof=1)) / n**0.5 if n > 1 else math.nan
+    low, high = ends(mean, error, n, (values.min(), values.max()) if most is None else None)
+    if most is not None:
+        low, high = np.clip([low, high], 0, most)
+    return Estimate(mean=mean, low=float(low) if n > 1 else math.nan, high=float(high) if n > 1 else math.nan)
+
+
+def last_held(scores: Floats) -> float:
+    """Return the hardest rung at which the score is ``HELD``, interpolated, from 1; 0 if the first one is below."""
+    if np.isnan(scores).any():
+        return math.nan
+    held = np.flatnonzero(scores >= HELD)
+    if len(held) == 0:
+        return 0.0
+    last = int(held[-1])
+    beyond = 0.0 if last + 1 == len(scores) else (scores[last] - HELD) / (scores[last] - scores[last + 1])
+    return 1 + last + float(beyond)
+
+
+def on_axis(rung: float, values: Sequence[float]) -> float:
+    """Return the value on the axis of a rung with its fraction; -inf below the first.
+
+    Between two rungs the axis is logarithmic if the logarithms of all values are more evenly spaced than the values.
+    """
+    if math.isnan(rung) or rung < 1:
+        return rung if math.isnan(rung) else -math.inf
+    axis, numbers = np.array(values), np.arange(1, len(values) + 1)
+
+    def unevenness(steps: Floats) -> float:
+        return float(steps.std() / steps.mean())
+
+    if axis.min() > 0 and unevenness(np.diff(np.log(axis))) < unevenness(np.diff(axis)):
+        return float(np.exp(np.interp(rung, numbers, np.log(axis))))
+    return float(np.interp(rung, numbers, axis))
+
+
+def average_ranks(scores: Sequence[float]) -> list[float]:
+    """Return the rank of each score, from 1 for the best; those that differ by less than ``TIE`` share theirs.
+
+    A rank is 1, and 1 more for each better score, and 0.5 more for each other one that ties.
+    """
+    difference = np.subtract.outer(np.array(scores), np.array(scores))
+    ties = np.abs(difference) < TIE - 1e-12
+    ranks = 1 + ((difference < 0) & ~ties).sum(axis=1) + (ties.sum(axis=1) - 1) / 2
+    return [float(rank) for rank in ranks]
+
+
+def tiers(scores_LAS: Floats) -> list[int]:
+    """Return the tier of each layer, from 1, by a paired bootstrap over abilities and seeds.
+
+    A sample draws abilities, and seeds of each, the same for all layers. Two layers differ if the difference of their
+    profile scores, in standard errors, is above the 95% quantile of the largest such deviation over all pairs, which
+    adjusts for their number (Romano & Wolf 2005). The best layer leads the first tier. A layer that is worse than the
+    leader, so tested, and by ``TIE`` or more, leads the next one.
+
+    Args:
+        scores_LAS: score of each layer, ability and seed.
+    """
+    rng, (layers, count, seeds) = np.random.default_rng(0), scores_LAS.shape
+    ability_NA = rng.integers(count, size=(RESAMPLES, count))
+    seed_NAS = rng.integers(seeds, size=(RESAMPLES, count, seeds))
+    means_NL = np.stack(
+        [scores_LAS[:, a[:, None], s].mean(axis=(1, 2)) for a, s in zip(ability_NA, seed_NAS, strict=True)]
+    )
+    mean_L = scores_LAS.mean(axis=(1, 2))
+
+    first, second = np.triu_indices(layers, 1)
+    difference_P = mean_L[first] - mean_L[second]
+    deviation_NP = np.abs(means_NL[:, first] - means_NL[:, second] - difference_P)
+    error_P = np.maximum(deviation_NP.std(axis=0), 1e-12)
+    limit = np.quantile((deviation_NP / error_P).max(axis=1, initial=0.0), 0.95)
+    differ_LL = np.zeros((layers, layers), dtype=bool)
+    differ_LL[first, second] = (np.abs(difference_P) / error_P > limit) & (np.abs(difference_P) >= TIE)
+    differ_LL |= differ_LL.T
+
+    found, leader, tier = [0] * layers, None, 0
+    for layer in np.argsort(-mean_L, kind="stable").tolist():
+        if leader is None or differ_LL[leader, layer]:
+            leader, tier = layer, tier + 1
+        found[layer] = tier
+    return found
+
+
+def place_of(scores: pd.DataFrame, reference: pd.DataFrame) -> str | None:
+    """Return a layer's tier and rank in words; None without comparable reference profiles.
+
+    Args:
+        scores: of one layer, from ``seed_scores``.
+        reference: of other layers; those of its size and training that have all its abilities and seeds are compared.
+    """
+    own, *others = LAYER
+    mine = tuple(scores[others].iloc[0])
+    wanted = scores.groupby(["task", "seed"])["score"].mean()
+    arrays = {f"{scores[own].iloc[0]} (yours)": wanted.unstack().to_numpy()}
+    for names, of_layer in reference.groupby(LAYER, sort=False):
+        theirs = of_layer.groupby(["task", "seed"])["score"].mean().reindex(wanted.index)
+        if names[1:] == mine and theirs.notna().all():
+            arrays[names[0]] = theirs.unstack().to_numpy()
+    if len(arrays) == 1:
+        return None
+
+    labels, scores_LAS = [*arrays], np.stack([*arrays.values()])
+    tier, rank = tiers(scores_LAS), average_ranks(scores_LAS.mean(axis=(1, 2)).tolist())[0]
+    same = [label for label, other in zip(labels[1:], tier[1:], strict=True) if other == tier[0]]
+    company = f", with {', '.join(same)}" if same else ""
+    return f"tier {tier[0]} of {max(tier)}{company}; rank {rank:g} of {len(labels)}"
+
+
+def train_profiles(
+    studies: Generator[tuple[Experiment, pd.DataFrame], None, None], options: Options, console: Console
+) -> pd.DataFrame:
+    """Print each rung as soon as it is trained, then the profile of each layer; return the records.
+
+    Args:
+        studies: what ``runners.mad.search.train_studies`` yields.
+        options: what is kept, and where reference profiles are.
+        console: where to print.
+    """
+    tables = []
+    with closing(studies):  # an error here ends the processes on other GPUs, too
+        for experiment, table in studies:
+            tables.append(table)
+            delete_models(experiment, table, options)
+            found = seed_scores(pd.concat(tables, ignore_index=True))
+            here = found[(found["layer"] == experiment.label) & (found["task"] == experiment.task)]
+            score = over_seeds(here.loc[here["rung"] == experiment.rung, "score"].to_numpy())
+            ladder = ladder_of(experiment.task)
+            value = [*ladder.rungs][(experiment.rung or 1) - 1]
+            name = f"{experiment.label} on {experiment.task}, rung {experiment.rung} ({ladder.axis} {value:g})"
+            rates = sorted(set(table["lr"]))
+            point = choose(table) if len(rates) > 1 else None
+            edge = ", the largest of the grid" if point is not None and point[0] == rates[-1] else ""
+            choice = "" if point is None else f" at lr {point[0]:g}, chosen for all rungs{edge}"
+            console.print(f"{name}: score {score.text(3)}{choice}", soft_wrap=True)
+
+    table = pd.concat(tables, ignore_index=True)
+    folder = (records.REFERENCE if options.reference == "shipped" else Path(options.reference)) / "profile"
+    reference = seed_scores(records.load(folder)) if folder.is_dir() else None
+    for _, of_layer in table.groupby(LAYER, sort=False):
+        print_profile(of_layer, reference, console)
+    console.print(
+        f"{MARK} not trained: 0 beyond a rung below {LOST} on validation, 1 below a rung from {FULL}", soft_wrap=True
+    )
+    if reference is None and options.reference != "none":
+        console.print("no place among other layers: there are no reference profiles yet", soft_wrap=True)
+    return table
+
+
+def print_profile(table: pd.DataFrame, reference: pd.DataFrame | None, console: Console) -> None:
+    """Print the profile of one layer from its records: score and capacity of each ability, costs, and its place."""
+    scores = seed_scores(table)
+    seconds = (table["seconds"] / table["together"]).groupby(table["task"]).sum()
+    sides: tuple[list[list[str]], ...] = ([], [])
+    for row in abilities(scores).to_dict("records"):
+        score = Estimate(mean=row["score"], low=row["score.low"], high=row["score.high"]).text(3)
+        sides[0].append([row["task"], score, _capacity(row), row["axis"], spell(seconds[row["task"]])])
+        rungs = zip(row["rungs"], row["trained"], strict=True)
+        sides[1].append([row["task"], *("" if math.isnan(y) else f"{y:.2f}" + MARK * (not own) for y, own in rungs)])
+    headings = (["ability", "score", "capacity", "axis", "time"], ["ability", *map(str, range(1, len(sides[1][0])))])
+    whole = [[*left[:-1], *right[1:], left[-1]] for left, right in zip(*sides, strict=True)]
+    one = printed_table([*headings[0][:-1], *headings[1][1:], "time"], whole)
+    two = [printed_table(*part) for part in zip(headings, sides, strict=True)]
+    console.print(*([one] if fits(one, console) else two))
+
+    # The layer.
+    first = table.iloc[0]
+    cells = zip(cost_cells(first["parameters"], first["state"], first["flops_per_token"]), COSTS, strict=True)
+    costs = ", ".join(f"{' '.join(heading.split())} {cell}" for cell, heading in cells)
+    console.print(f"{first['layer']}: width {first['width']}, {costs}, {spell(seconds.sum())}", soft_wrap=True)
+    count = scores["task"].nunique()
+    over = f"over {count} abilit{'ies' if count > 1 else 'y'}"
+    console.print(f"{first['layer']}: profile score {profile_score(scores).text(3)} {over}", soft_wrap=True)
+    if reference is not None:
+        place = place_of(scores, reference) or "no place: no reference profiles of this size and training"
+        console.print(f"{first['layer']}: {place}", soft_wrap=True)
+
+
+def _capacity(row: dict[str, float]) -> str:
+    """Return a capacity with its interval; one that the ladder does not hold is below its first or from its last."""
+    ladder = [float(value) for value in ladder_of(str(row["task"])).rungs]
+
+    def text(value: float) -> str:
+        if value == -math.inf:
+            return f"<{ladder[0]:g}"
+        return f"≥{ladder[-1]:g}" if value >= ladder[-1] - 1e-9 else f"{value:.3g}"
+
+    mean, low, high = (row["capacity" + end] for end in ("", ".low", ".high"))
+    if math.isnan(mean):
+        return ""
+    return text(mean) if math.isnan(low) or low == high else f"{text(mean)} ({text(low)}–{text(high)})"
+
+
+def ladder_of(task: str) -> Ladder:
+    """Return the ladder of a task that has one."""
+    ladder: Ladder = find_task(task).ladder
+    return ladder

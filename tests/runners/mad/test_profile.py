@@ -1,0 +1,160 @@
+"""Profiles: scores and capacities from made-up records, which rungs are trained, ranks and tiers."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runners.mad import study
+from runners.mad.chosen import MODEL, runs_of
+from runners.mad.profile import abilities, average_ranks, on_axis, place_of, profile_score, seed_scores, tiers
+from runners.records import RECORD, Record, write
+from tests.runners.mad.commands import HEADS, planned
+from tests.runners.mad.made_up import interval_of, record, table
+
+PARITY = (40, 64, 96, 128, 192, 256)
+"""The axis of the ladder of parity, whose chance is one half."""
+
+
+def ladder(rungs: Mapping[int, Sequence[float | None]], layer: str = "rt", **changes: object) -> list[Record]:
+    """Records of a layer with a score for each seed on each rung, None for a run that diverged."""
+    return [
+        record(None if y is None else 0.5 + y / 2, layer=layer, difficulty=f"rung-{rung}", seed=seed, **changes)
+        for rung, of_seeds in rungs.items()
+        for seed, y in enumerate(of_seeds)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trained", "expected", "score", "capacity"),
+    [
+        # Half between two rungs, on the logarithmic axis.
+        ({3: [1.0], 4: [0.95], 5: [0.85], 6: [0.0]}, [1, 1, 1, 0.95, 0.85, 0], 4.8 / 6, math.sqrt(128 * 192)),
+        ({1: [0.5], 2: [0.1], 3: [0.01]}, [0.5, 0.1, 0.01, 0, 0, 0], 0.61 / 6, -math.inf),
+        ({3: [1.0], 4: [1.0], 5: [1.0], 6: [0.9]}, [1, 1, 1, 1, 1, 0.9], 5.9 / 6, 256),
+        # A seed that diverged is 0; no rate converged; a rung is still missing.
+        ({3: [1.0, 1.0], 4: [1.0, None], 5: [0.0, 0.0]}, [1, 1, 1, 0.5, 0, 0], 3.5 / 6, None),
+        ({3: [None]}, [0, 0, 0, 0, 0, 0], 0, -math.inf),
+        ({3: [1.0], 4: [0.5]}, [1, 1, 1, 0.5, math.nan, math.nan], math.nan, math.nan),
+    ],
+)
+def test_rungs_that_are_not_trained_follow_from_those_that_are(
+    trained: dict[int, list[float | None]], expected: list[float], score: float, capacity: float | None
+) -> None:
+    (row,) = abilities(seed_scores(table(*ladder(trained)))).to_dict("records")
+    assert row["rungs"] == pytest.approx(expected, nan_ok=True)
+    assert row["score"] == pytest.approx(score, nan_ok=True)
+    assert capacity is None or row["capacity"] == pytest.approx(capacity, nan_ok=True)
+    assert row["trained"] == [any(y is not None for y in trained.get(rung, [None])) for rung in range(1, 7)]
+
+
+def test_the_rate_is_that_of_the_third_rung_over_all_seeds_and_intervals_are_over_seeds() -> None:
+    """Another rate is ahead with seed 0, and on another rung."""
+    rungs = {1: [1.0] * 3, 2: [1.0] * 3, 3: [0.8, 0.7, 0.9], 4: [0.6, 0.5, 0.1], 5: [0.0] * 3}
+    found = seed_scores(table(*ladder({3: [0.9, 0.1, 0.1], 4: [1.0] * 3}, lr=2e-2), *ladder(rungs, lr=1e-3)))
+    means = [sum(rungs[rung][seed] for rung in rungs) / 6 for seed in range(3)]
+    (row,) = abilities(found).to_dict("records")
+    assert (row["score"], row["score.low"], row["score.high"]) == pytest.approx(interval_of(means))
+    assert vars(profile_score(found)) == pytest.approx(
+        {"mean": row["score"], "low": row["score.low"], "high": row["score.high"]}
+    )
+    assert row["capacity.low"] < row["capacity"] < row["capacity.high"]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [(PARITY, math.sqrt(40 * 64)), ((0, 2, 4, 8, 16, 32), 1.0), ((1, 2, 3, 4, 5, 6), 1.5)]
+)
+def test_an_axis_is_logarithmic_where_its_rungs_are(values: tuple[float, ...], expected: float) -> None:
+    assert on_axis(1.5, values) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("finished", "rung", "lr"),
+    [
+        ({}, 4, None),
+        ({3: 0.5}, 4, 7e-3),
+        ({3: 0.5}, 5, None),
+        ({3: 0.5}, 2, 7e-3),
+        ({3: 0.5, 4: 0.01}, 5, None),
+        ({3: 0.5, 4: 0.01}, 6, None),
+        ({3: 1.0}, 1, None),
+        ({3: 0.5, 2: 0.9}, 1, 7e-3),
+    ],
+)
+def test_a_rung_is_trained_at_the_chosen_rate_once_those_before_it_do_not_decide_it(
+    tmp_path: Path, finished: dict[int, float], rung: int, lr: float | None
+) -> None:
+    few = ["--task.train-examples", "16", "--task.eval-examples", "16", "--batch-size", "16", *HEADS]
+    command = ["--preset", "profile", "--mixer", "transformer", "--task", "parity", "--out", str(tmp_path), *few]
+    options, experiments = planned(command)
+    by_rung = {experiment.rung: experiment for experiment in experiments}
+    for number, score in finished.items():
+        for run in options.runs:
+            accuracy = 0.5 + score / 2 - 0.01 * (run.lr != 7e-3)
+            folder = by_rung[number].folder_of(run, tmp_path)
+            folder.mkdir(parents=True)
+            write(folder, record(accuracy, **vars(run), ceiling={"token": 1.0}, chance={"token": 0.5}))
+    runs = runs_of(by_rung[rung], options)
+    assert {(run.lr, run.seed) for run in runs} == (set() if lr is None else {(lr, 0), (lr, 1), (lr, 2)})
+
+
+def test_a_profile_is_trained_and_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = {
+        "steps": 4,
+        "evaluations": 2,
+        "batch_size": 16,
+        "width": 16,
+        "mlp_width": 16,
+        "seeds": 2,
+        "lr": [1e-3, 1e-2],
+    }
+    examples = {"train_examples": 64, "eval_examples": 32}
+    for _ in range(2):
+        found = study(
+            *("transformer", "s5-permutations"),
+            preset="profile",
+            task_options=examples,
+            out=tmp_path,
+            device="cpu",
+            **small,
+        )
+        files = {file: file.stat().st_mtime_ns for file in tmp_path.rglob(RECORD)}
+        (row,) = found.abilities().to_dict("records")
+        assert found.score.mean == pytest.approx(row["score"])
+        lines = capsys.readouterr().out
+        assert "transformer on s5-permutations, rung 3 (length 12): score 0.0" in lines
+        assert re.search("a whole profile takes at most about .*there are no reference profiles yet", lines, re.DOTALL)
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob(RECORD)} == files
+    assert len(list(tmp_path.rglob(MODEL))) == 2 * sum(row["trained"])  # those of the chosen rate
+
+
+@pytest.mark.parametrize(
+    ("scores", "ranks"),
+    [([0.5, 0.9, 0.895], [3, 1.5, 1.5]), ([0.516, 0.508, 0.5], [1.5, 2, 2.5]), ([0.51, 0.5], [1, 2])],
+)
+def test_scores_that_differ_by_less_than_a_hundredth_share_a_rank(scores: list[float], ranks: list[float]) -> None:
+    assert average_ranks(scores) == ranks
+
+
+def test_tiers_part_layers_that_differ_and_no_others() -> None:
+    """Layers of equal means are one tier in 95% of cases or more, however many they are."""
+    rng = np.random.default_rng(0)
+    base_A1 = rng.uniform(0.2, 0.8, size=(16, 1))
+    equal = base_A1 + 0.1 * rng.standard_normal((20, 12, 16, 3))
+    assert sum(max(tiers(scores_LAS)) > 1 for scores_LAS in equal) <= 2
+    shifted = equal[0] + np.repeat([0.0, -0.15, -0.3], 4)[:, None, None]
+    assert tiers(shifted) == [1] * 4 + [2] * 4 + [3] * 4
+
+
+def test_a_place_is_a_tier_among_layers_of_equal_size_that_have_all_abilities() -> None:
+    rungs = {rung: [0.8, 0.82] for rung in range(1, 7)}
+    poor = {rung: [0.3, 0.31] for rung in range(1, 7)}
+    own = seed_scores(table(*ladder(rungs)))
+    others = [*ladder(rungs, layer="lstm"), *ladder(poor, layer="gla"), *ladder(rungs, layer="mamba", width=256)]
+    others += ladder(rungs, layer="hyena", task="flip-flop")
+    assert place_of(own, seed_scores(table(*others))) == "tier 1 of 2, with lstm; rank 1.5 of 3"
+    assert place_of(own, seed_scores(table(*(replace(other, steps=7) for other in others)))) is None
