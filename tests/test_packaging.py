@@ -68,7 +68,7 @@ def test_an_installed_wheel_ranks_a_layer_from_another_folder(tmp_path: Path) ->
 
     paths = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
     said = subprocess.check_output([sys.executable, "-c", STRANGER], cwd=tmp_path, env=paths, text=True)
-    assert re.search(r"mine on parity.*: 1\d?\w\w of 2\d: ", said)
+    assert re.search(r"mine on parity.*: 1\d?\w\w of \d\d: ", said)
     assert said.endswith(f"{tmp_path}/site/runners/mad/rows.py\n")
 
     # Programs read more than code.
