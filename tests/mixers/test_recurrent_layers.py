@@ -33,6 +33,14 @@ def normal(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def test_lstm_is_that_of_pytorch() -> None:
+    layer, other = build(LSTM), torch.nn.LSTM(6, 6, batch_first=True).double()
+    weights = {"weight_ih_l0": layer.input.weight, "weight_hh_l0": layer.recurrent.weight, "bias_ih_l0": layer.bias}
+    other.load_state_dict({name: w.detach() for name, w in weights.items()} | {"bias_hh_l0": torch.zeros(24)})
+    x = normal(3, 9, 6)
+    torch.testing.assert_close(layer.mix(x), other(x)[0] @ layer.out.weight.T)
+
+
 def test_lstm_opens_its_forget_gates_at_the_start() -> None:
     input_K, forget_K, cell_K, output_K = build(LSTM).bias.chunk(4)
     assert (forget_K == 1).all()
@@ -88,6 +96,23 @@ def test_s5_starts_at_the_normal_part_of_hippo_legs(states: int) -> None:
     assert (values.imag > 0).all()
     both = torch.cat([vectors, vectors.conj()], dim=1)
     torch.testing.assert_close(both.mH @ both, torch.eye(states, dtype=both.dtype), atol=1e-12, rtol=0)
+
+
+def test_s5_is_the_real_system_sampled_by_zero_order_hold() -> None:
+    """The diagonal form against matrix exponentials of a real state matrix with the same eigenvalues."""
+    layer, states, step = build(S5, state_size=8), 8, 0.2
+    layer.log_dt.data.fill_(math.log(step))
+    values, vectors = hippo_normal(states)
+    A = (vectors * values @ vectors.mH).real * 2
+    B = (vectors @ torch.complex(*layer.B.weight.detach().chunk(2))).real * 2
+    C = (torch.complex(*layer.C.weight.detach().chunk(2, dim=1)).conj() @ vectors.mH).real
+    A_bar = torch.linalg.matrix_exp(step * A)
+    B_bar = torch.linalg.solve(A, (A_bar - torch.eye(states).double()) @ B)
+    x, h, want = normal(9, 6), torch.zeros(states).double(), []
+    for x_D in x:
+        h = A_bar @ h + B_bar @ x_D
+        want.append(layer.activate(C @ h + layer.skip * x_D))
+    torch.testing.assert_close(layer.mix(x[None])[0], torch.stack(want), rtol=1e-6, atol=1e-6)
 
 
 def test_s5_starts_with_its_time_steps_and_maps_of_unit_scale() -> None:

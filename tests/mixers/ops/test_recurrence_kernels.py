@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 class Case(NamedTuple):
     """Channels of a key and a value, decays of a head (0: none), other parts, and whether all heads share keys.
 
-    By the delta rule there are right factors alone, and so many ``pairs`` of key and value a position.
+    The delta rule has right factors alone; ``pairs`` is the number of keys and values a position.
     """
 
     K: int

@@ -14,6 +14,7 @@ from mixers.rt.naive import Weights
 from mixers.rt.native.passes import library
 from mixers.rt.tiled.attention import Tile, _own_block_logits, _tile_logits
 from mixers.rt.tiled.passes import tiles
+from mixers.transformer import Transformer
 
 TOLERANCE = 1e-12  # relative, float64: the ladder's first rung
 
@@ -71,6 +72,19 @@ def assert_equal_to_oracle(
     for name, got, want in zip(names, found, oracle, strict=True):
         size = torch.linalg.vector_norm(want).clamp(min=1.0)  # some gradients are exactly zero
         assert torch.linalg.vector_norm(got - want) <= TOLERANCE * size, name
+
+
+@pytest.mark.parametrize("implementation", ["naive", "tiled"])
+@pytest.mark.parametrize("block", [20, 64])
+def test_a_block_as_long_as_the_sequence_is_the_transformer(implementation: str, block: int) -> None:
+    shape = Shape(width=32, mlp_width=64, layers=3)
+    torch.manual_seed(0)
+    transformer = Transformer(Transformer.Config(heads=4), shape).double()
+    config = RecurrentTransformer.Config(heads=4, block=block, implementation=implementation)  # type: ignore[arg-type]
+    rt = RecurrentTransformer(config, shape).double()
+    rt.load_state_dict(transformer.state_dict())
+    x = torch.randn(2, 20, 32, dtype=torch.float64)
+    torch.testing.assert_close(rt(x), transformer(x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 63, 64, 100])
