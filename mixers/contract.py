@@ -348,7 +348,7 @@ def _check_causal(mixer: str, layer: Layer, x_TD: Tensor) -> None:
                 if differ(z_TD[:position], changed_TD[:position]):
                     raise ContractError(
                         f"mixer {mixer!r} is not causal: outputs at positions before {position} change with the input "
-                        f"there{': it may need a mask (docs/packages.md)' * isinstance(layer, AdaptedLayer)}"
+                        f"there{': it may need a mask (docs/your-layer.md)' * isinstance(layer, AdaptedLayer)}"
                     )
 
 
@@ -423,7 +423,7 @@ def _naming(mixer: str, doing: str) -> Iterator[None]:
         if is_path(mixer) and origin(error) is None and not isinstance(error, torch.OutOfMemoryError):
             said = " ".join(str(error).split())
             if isinstance(error, TypeError) and "required positional" in said:
-                said += "; a layer is called with its inputs alone: write one that gives it the rest (docs/packages.md)"
+                said += "; a layer is called with its inputs alone: write one that adds the rest (docs/your-layer.md)"
             raise ContractError(f"mixer {mixer!r}: {type(error).__name__} while it {doing}: {said}") from error
         error.add_note(f"while mixer {mixer!r} {doing}")
         raise

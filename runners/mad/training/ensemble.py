@@ -35,7 +35,7 @@ ELEMENTS_PER_FORWARD = {"cpu": 2**26, "cuda": 2**31}
 ELEMENTS_PER_TOKEN = 8_192
 """Least size of that tensor per token: Mamba's scan holds two of 256 channels with 16 states."""
 
-# PyTorch would warn of a slow operation again and again; docs/own-layers.md says which ones are slow.
+# PyTorch would warn of a slow operation again and again; docs/your-layer.md says which ones are slow.
 torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
 
 Step = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -153,7 +153,7 @@ PYTORCHS = "torch.nn:TransformerEncoderLayer --mixer.nhead 2 --mixer.dropout 0"
     ("words", "message"),
     [
         (PYTORCHS, "with the inputs of another one: give --mixer.batch-first True"),
-        (f"{PYTORCHS} --mixer.batch-first True", "there: it may need a mask (docs/packages.md)"),
+        (f"{PYTORCHS} --mixer.batch-first True", "there: it may need a mask (docs/your-layer.md)"),
         ("torch.nn:GRU --mixer.batch-first True", "the constructor of GRU names no argument for the model width"),
         ("tests.mixers.strangers:GatedToy --mixer.hidden-size 8", "--mixer.hidden-size takes the model width"),
         ("rt --mixer.block None", "block: Input should be a valid integer, not None"),
@@ -393,6 +393,7 @@ def test_nor_would_it_on_a_gpu(name: str) -> None:
     assert check_layer(name, layer, torch.device("cuda")) == []
 
 
+DOCUMENTED = ROOT / "docs" / "examples"
 EXAMPLES = {"running_mean": "RunningMean", "decaying_mean": "DecayingMean", "parallel_mean": "ParallelMean"}
 
 
@@ -407,28 +408,16 @@ def test_a_layer_is_tried_on_the_longest_sequences_of_the_test_if_it_takes_them(
         checks.check(planned([*command, "--task.extrapolation-factors", *factors])[1], 6, CPU)
 
 
-def save_example(module: str, folder: Path) -> str:
-    """Save an example of docs/own-layers.md as a module, and return its name on the command line."""
-    text = (ROOT / "docs" / "own-layers.md").read_text()
-    blocks = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", text, flags=re.DOTALL)
-    assert [name for name, _ in blocks] == [*EXAMPLES, "count_mod"]
-    (folder / f"{module}.py").write_text(dict(blocks)[module])
-    return f"{module}:{EXAMPLES[module]}"
-
-
 PACKAGES = {"with_config": [], "recurrent": ["torch.func.vmap cannot"], "with_rotary": [], "block": []}
-"""Examples of docs/packages.md, with what is said of them."""
+"""Examples for layers of packages, with what is said of them."""
 
 
 @pytest.mark.parametrize("module", PACKAGES)
 def test_layers_from_packages_train_as_the_documentation_shows(
-    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    module: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     log_once.cache_clear()
-    examples = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", (ROOT / "docs" / "packages.md").read_text(), re.DOTALL)
-    assert [name for name, _ in examples] == [*PACKAGES]
-    (tmp_path / f"{module}.py").write_text(dict(examples)[module])
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(DOCUMENTED)
     monkeypatch.setitem(sys.modules, "package", strangers)
     lines: list[str] = []
     name = f"{module}:{module.title().replace('_', '')}"
@@ -448,8 +437,8 @@ def test_the_layers_that_the_documentation_shows_train(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Those with a step form agree with it, or the command would refuse them."""
-    monkeypatch.syspath_prepend(tmp_path)
-    name = save_example(module, tmp_path)
+    monkeypatch.syspath_prepend(DOCUMENTED)
+    name = f"{module}:{EXAMPLES[module]}"
     option = {"running_mean": ["--mixer.strength", "0.8"], "decaying_mean": ["--mixer.decay", "0.8"]}.get(module, [])
     mad.main([*COMMAND, "--mixer", name, *option, "--lr", "1e-3", "--out", str(tmp_path / "out")])
     label = "-".join([name, *(word.removeprefix("--mixer.") for word in option)])
@@ -461,13 +450,13 @@ def test_the_layers_that_the_documentation_shows_train(
 
 def test_a_plain_module_reaches_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There the class of its settings is made again."""
-    monkeypatch.syspath_prepend(tmp_path)
-    name = save_example("running_mean", tmp_path)
+    monkeypatch.syspath_prepend(DOCUMENTED)
+    name = "running_mean:RunningMean"
     _, (experiment,) = planned([*COMMAND, "--mixer", name, "--mixer.strength", "0.8"])
     (tmp_path / "experiment").write_bytes(pickle.dumps(replace(experiment)))
     code = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).build().stack[0].mixer.strength)"
     command = [sys.executable, "-c", code, str(tmp_path / "experiment")]
-    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(DOCUMENTED)])}
     assert subprocess.run(command, env=os.environ | paths, capture_output=True, check=True, text=True).stdout == "0.8\n"
 
 

@@ -1,6 +1,7 @@
 """Tasks from outside the project, from the command line and from Python."""
 
 import re
+import runpy
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from runners.mad import Study, study
 from runners.mad import __main__ as mad
-from tests.runners.mad.test_foreign_layers import ROOT
+from tests.runners.mad.test_foreign_layers import DOCUMENTED
 from tests.tasks.test_outside import Own
 
 SMALL = ["--steps", "2", "--evaluations", "1", "--width", "16", "--mlp-width", "16", "--lr", "1e-3"]
@@ -20,10 +21,8 @@ COUNT_MOD = ["--task", "count_mod:CountMod", "--task.train-examples", "32", "--t
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The task that docs/own-layers.md shows, as a module."""
-    text = (ROOT / "docs" / "own-layers.md").read_text()
-    (code,) = re.findall(r"```python\n# count_mod\.py\n(.*?)```", text, flags=re.DOTALL)
-    (tmp_path / "count_mod.py").write_text(code)
+    """The task that docs/your-layer.md names, as a module."""
+    (tmp_path / "count_mod.py").write_text((DOCUMENTED / "count_mod.py").read_text())
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "count_mod", raising=False)
     return tmp_path
@@ -42,11 +41,11 @@ def test_the_task_that_the_documentation_shows_compares_layers(
 
 
 def test_the_solver_that_the_documentation_shows_agrees(example: Path) -> None:
-    text = (ROOT / "docs" / "own-layers.md").read_text()
-    (code,) = re.findall(r"```python\nfrom count_mod import(.*?)```", text, flags=re.DOTALL)
-    exec(f"from count_mod import{code}", {})
+    module = example / "count_mod.py"
+    runpy.run_path(str(module), run_name="__main__")
+    module.write_text(module.read_text().replace("% 4", "% 5"))
     with pytest.raises(AssertionError):
-        exec(f"from count_mod import{code}".replace("% 4", "% 5"), {})
+        runpy.run_path(str(module), run_name="__main__")
 
 
 def test_a_task_whose_code_fails_is_one_line_with_its_place(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
