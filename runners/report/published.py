@@ -1,5 +1,7 @@
 """What is published beside the records of trainings: claims, the paper's claims, and benchmarks.
 
+    python -m runners.report.published     # writes docs/paper.md
+
 ``results/claims.csv`` holds what is known, with figures. ``data/claims.toml`` holds the paper's claims; its texts take
 our figures from there by name, so that no figure stands twice.
 """
@@ -31,6 +33,21 @@ HEADINGS = {
     "recompute": "recomputing",
 }
 """Names of settings and figures in the tables."""
+PAGE = """\
+# The paper
+
+[Oncescu et al. 2026](https://arxiv.org/abs/2604.21215), line by line, and in italics our answer: a claim of
+[claims.csv](../results/claims.csv) with figures, command and record. `python -m runners.report` shows the paper's
+figures beside ours. `python -m runners.report.published` writes this page.
+{% for verdict, title in titles.items() %}
+## {{ title }}
+
+{% for one in claims if one.verdict == verdict %}- **{{ one.where }}.** {{ one.short }}
+{%- if one.ours %} *{{ claim(one.ours).claim }}* (`{{ one.ours }}`){% endif %}
+{% endfor %}{% endfor -%}
+"""
+TITLES = {"agrees": "Agrees", "partly": "Agrees in part", "differs": "Differs", "not shown": "Not shown"}
+"""Headings of the page by verdict."""
 
 
 Claim = Callable[..., Any]
@@ -68,6 +85,13 @@ def papers_claims(claim: Claim) -> list[dict[str, Any]]:
         lines = [[cell.strip() for cell in line.split("|")] for line in texts["table"].splitlines() if line]
         found.append({"records": [], **entry, "why": texts["why"], "table": lines})
     return found
+
+
+def papers_page(claim: Claim) -> str:
+    """Return the text of ``docs/paper.md``: a line for each claim of the paper, with our claim that answers it."""
+    environment = Environment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)
+    found = [{"ours": None} | entry for entry in papers_claims(claim)]
+    return environment.from_string(PAGE).render(claims=found, claim=claim, titles=TITLES)
 
 
 def read_benchmarks(folder: Path) -> dict[str, dict[str, Any]]:
@@ -127,3 +151,8 @@ def _text(name: str, value: float | None) -> str:
     if value is None:
         return "not measured"
     return f"{value:.1e}" if name == "error" else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    ROOT = Path(__file__).parents[2]
+    (ROOT / "docs" / "paper.md").write_text(papers_page(read_claims(ROOT / "results" / "claims.csv")), encoding="utf-8")

@@ -17,7 +17,7 @@ from runners.report.__main__ import main
 from runners.report.boards import Board, boards_of
 from runners.report.curves import loss_picture, panels_of_families
 from runners.report.language import MEAN_RANK, answer, correlations, read_models
-from runners.report.published import anchors, papers_claims, read_benchmarks, read_claims
+from runners.report.published import anchors, papers_claims, papers_page, read_benchmarks, read_claims
 from runners.report.ranks import mean_ranks, places
 from runners.report.svg import Chart
 from runners.style import Style
@@ -265,6 +265,8 @@ def test_the_papers_claims_take_our_figures_from_the_table_of_claims() -> None:
     assert all((SHIPPED / record).exists() for found in claims for record in found["records"])
     assert claim("transition", "Transformer, 6 layers") == "2.738, 2.736"
     assert all(claim(name).status == "holds" for name in report.GLANCE)
+    assert all(claim(found["ours"]).status == "holds" for found in claims if "ours" in found)
+    assert papers_page(claim) == (SHIPPED.parent / "docs" / "paper.md").read_text(encoding="utf-8")
 
 
 def test_every_anchor_has_its_record() -> None:
