@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import docstring_parser
 import pytest
 import torch
 
@@ -14,9 +15,21 @@ from runners.c4.data.convert import main as convert
 from runners.records import Record
 
 ROOT = Path(__file__).parents[1]
+WORDS = {
+    "README": 700,
+    "CONTRIBUTING": 900,
+    "docs/your-layer": 900,
+    "docs/results": 1000,
+    "docs/protocol": 1500,
+    "docs/cli": 1200,
+    "docs/language-models": 1000,
+    "docs/paper": 600,
+    "docs/install": 500,
+}
+"""The pages, and how many words each may have. What has neither letter nor digit, such as a rule, is no word."""
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 NOTES = sorted((ROOT / "results" / "notes").glob("*.md"))
-EXAMPLES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("python", "files", "tasks")))
+EXAMPLES = [ROOT / "docs" / f"{name}.md" for name in ("cli", "language-models", "protocol")]
 FLOAT = re.compile(r"-?\d+\.\d+(e[+-]?\d+)?")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -47,8 +60,8 @@ def apart(output: str) -> tuple[str, list[float]]:
 
 
 def make_texts() -> None:
-    """Run the ``convert`` command of docs/pretraining.md, with the documents of the project, in the current folder."""
-    text = (ROOT / "docs" / "pretraining.md").read_text(encoding="utf-8")
+    """Run the ``convert`` command of docs/language-models.md, with the project's documents, in the current folder."""
+    text = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8")
     [(folder, texts)] = re.findall(r"^python -m runners.c4 convert (\S+) (.*)$", text, re.MULTILINE)
     convert([folder, *(str(ROOT / text) for text in texts.split())])
 
@@ -99,19 +112,34 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", [*PAGES, *NOTES], ids=lambda page: page.stem)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
-    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
+    for target, anchor in re.findall(r"(?:\]\(|src=\")([^)#\"]*)(?:#([^)]*))?[)\"]", page.read_text(encoding="utf-8")):
         if "://" not in target:
             file = page.parent / target if target else page
             assert file.exists(), target
             assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
 
 
-def test_the_page_of_files_explains_every_field_of_a_record() -> None:
-    text = (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
-    _, _, table = text.partition("| field | type | meaning |")
-    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [field.name for field in fields(Record)]
+def test_the_docstring_of_a_record_explains_every_field() -> None:
+    found = docstring_parser.parse(Record.__doc__ or "").params
+    assert [param.arg_name for param in found] == [field.name for field in fields(Record)]
+    assert all(param.description for param in found)
 
 
 def test_the_readme_names_every_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in readme] == []
+    pages = {f"docs/{page.stem}" for page in (ROOT / "docs").glob("*.md")}
+    assert pages == {page for page in WORDS if page.startswith("docs/") and f"({page}.md)" in readme}
+
+
+@pytest.mark.parametrize("page", [*WORDS, "CHANGELOG"])
+def test_a_page_is_short(page: str) -> None:
+    """Of the changes, those of the newest version."""
+    text = (ROOT / f"{page}.md").read_text(encoding="utf-8")
+    text = text.split("\n## ")[1] if page == "CHANGELOG" else text
+    assert len(re.findall(r"\S*\w\S*", text)) <= WORDS.get(page, 300)
+
+
+def test_code_in_a_page_is_that_of_its_file() -> None:
+    text = (ROOT / "docs" / "your-layer.md").read_text(encoding="utf-8")
+    [(name, code)] = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", text, re.DOTALL)
+    assert code == (ROOT / "docs" / "examples" / name).read_text(encoding="utf-8")

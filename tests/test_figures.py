@@ -20,6 +20,7 @@ from tests.runners.mad.made_up import as_shown, interval_of
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference"
 README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-\d+)?")
 LARGEST = 2e-2
 """Largest learning rate of the cells that have one beyond the wide grid."""
 
@@ -79,11 +80,9 @@ def results_row(layer: str, task: str) -> list[str]:
 
 @pytest.mark.parametrize("task", PUBLISHED)
 def test_the_results_in_the_pages_follow_from_the_cells(task: str) -> None:
-    rt, transformer = results_row("rt", task), results_row("transformer", task)
-    assert f"| {' | '.join([f'`{task}`', *rt, *transformer])} |" in RESULTS.read_text(encoding="utf-8")
-
     [worth] = re.findall(rf"^\| `{task}` \|(?: \d\S* \(\S*\)\*? \|){{5}} (.*) \|$", overview(), re.MULTILINE)
-    assert f"| `{task}` | {rt[0]} | {transformer[0]} | {worth} |" in README.read_text(encoding="utf-8")
+    row = [f"`{task}`", *results_row("rt", task), *results_row("transformer", task), worth]
+    assert f"| {' | '.join(row)} |" in RESULTS.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", [README, RESULTS], ids=lambda page: page.stem)
@@ -160,6 +159,19 @@ def records(claim: dict[str, str]) -> list[Path]:
     """Files or folders of a claim. Names of reference results have no ending, because either format counts."""
     stems = [ROOT / "results" / name for name in claim["record"].split("; ")]
     return [next(path for end in ("", ".json", ".jsonl") if (path := Path(f"{stem}{end}")).exists()) for stem in stems]
+
+
+@pytest.mark.parametrize("page", [README, RESULTS], ids=lambda page: page.stem)
+def test_figures_in_sentences_are_those_of_the_claims_that_stand_beside_them(page: Path) -> None:
+    holding = {claim["name"]: " ".join(claim.values()) for claim in claims() if claim["status"] == "holds"}
+    prose = re.sub(r"(?ms)^```.*?^```$|^\|[^\n]*|\]\(.*?\)", "", page.read_text(encoding="utf-8"))
+    for sentences in re.split(r"\n\n|\n- ", prose):
+        names = re.findall(r"`([a-z\d]+(?:-[a-z\d]+)+|transition)`", sentences)
+        assert holding.keys() >= set(names)
+        known = NUMBER.findall(" ".join(holding[name] for name in names).replace(",", ""))
+        for figure in re.findall(r"(?<!\d)-?\d+(?:,\d{3}|\.\d+|e-\d|%)+", sentences):
+            figure = figure.replace(",", "").rstrip("%")
+            assert any(rounds_to(figure, float(value)) for value in known), f"{figure} in {sentences}"
 
 
 def test_the_claims_have_their_form() -> None:
