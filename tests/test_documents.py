@@ -1,6 +1,7 @@
 """The Python examples of the documents run, and print what the documents say. Links lead to what they name."""
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import pairwise
@@ -13,6 +14,7 @@ import torch
 
 from runners.c4.data.convert import main as convert
 from runners.records import Record
+from tests.runners.mad.commands import planned
 
 ROOT = Path(__file__).parents[1]
 WORDS = {
@@ -101,6 +103,16 @@ def test_an_example_prints_its_output(
         (text, figures), (said, expected) = apart(printed), apart(example.output)
         assert text == said
         assert figures == pytest.approx(expected, rel=0.1, abs=0.1)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_searches_in_a_page_are_understood(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs" / "examples")
+    for command in re.findall(
+        r"^(?:\$ )?python -m runners\.mad (-[^#\n]*)", page.read_text(encoding="utf-8"), re.MULTILINE
+    ):
+        if "mambapy" not in command:  # it may not be installed
+            planned(shlex.split(command))
 
 
 def anchors(page: Path) -> set[str]:
