@@ -1,5 +1,6 @@
 """mLSTM, the layer of xLSTM with a matrix as its memory."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -97,8 +98,8 @@ class MLSTM(MixerLayer):
         m_BTH = total + running_maximum(log_i.detach() - total).clamp(min=0)
         before_BTH = F.pad(m_BTH[:, :-1], (0, 0, 1, 0))
 
-        g, i = log_f + (before_BTH - m_BTH), self._scale(q) * (log_i - m_BTH).exp()
-        o, n = weighted_recurrence(q, k, v, i[..., None], g[..., None])
+        g, i = log_f + (before_BTH - m_BTH), math.log(self._scale(q)) + (log_i - m_BTH)
+        o, n = weighted_recurrence(q, k, v, g[..., None], i[..., None])
         return self._output(o, n, m_BTH, convolved, gate)
 
     def init_state(self, batch: int) -> State:

@@ -107,17 +107,24 @@ def _by_pairs(
 
 
 def weighted_recurrence(
-    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, weight_BTH1: Tensor, g_BTH1: Tensor
+    q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, g_BTH1: Tensor, i_BTH1: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs (B, T, H, V) of ``matrix_recurrence`` for values ``weight v``, and the sums of their weights.
+    """Return the outputs (B, T, H, V) of ``matrix_recurrence`` with keys ``exp(i) k``, and the sums of their weights.
 
-    The sums (B, T, H, 1) are the outputs for values ``weight``.
+    The sums (B, T, H, 1) are the outputs for values of one. At no position may a pair's weight, exp(i) times the decays
+    since, exceed 1.
     """
-    if runs_fused(q_BTHK):  # one column more than the kernels take
-        values = weight_BTH1 * v_BTHV
-        return matrix_recurrence(q_BTHK, k_BTHK, values, g_BTH1), matrix_recurrence(q_BTHK, k_BTHK, weight_BTH1, g_BTH1)
+    if runs_fused(q_BTHK):
+        from mixers.ops.kernels.chunked_recurrence import chunked_recurrence_method
+        from mixers.ops.kernels.linear_recurrence import fits_recurrence
 
-    o_BTHV = matrix_recurrence(q_BTHK, k_BTHK, weight_BTH1 * with_ones(v_BTHV), g_BTH1)
+        if fits_recurrence(q_BTHK.shape[-1], v_BTHV.shape[-1]):
+            q, k, v = q_BTHK.bfloat16(), k_BTHK.bfloat16(), v_BTHV.bfloat16()
+            g, i = at_least_float32(g_BTH1).clamp(min=STRONGEST), at_least_float32(i_BTH1)
+            o_BTHV, n_BTH1 = over_runs(chunked_recurrence_method(torch.bfloat16, weighted=True), q, k, v, g, i)
+            return o_BTHV, n_BTH1
+
+    o_BTHV = matrix_recurrence(q_BTHK, k_BTHK, i_BTH1.exp() * with_ones(v_BTHV), g_BTH1)
     return o_BTHV[..., :-1], o_BTHV[..., -1:]
 
 

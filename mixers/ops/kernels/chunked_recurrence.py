@@ -6,21 +6,29 @@
     q, k           (R, B, T, M, K)     caller            all kernels         M is H, or 1 if all heads share them
     v              (R, B, T, H, V)     caller            all kernels
     g              (R, B, T, H, 1)     caller            all kernels         log decays, float32; may be absent
+    i              (R, B, T, H, 1)     caller            all kernels         log weights, float32; may be absent
     o              (R, B, T, H, V)     chunked_fwd       caller
+    n              (R, B, T, H, 1)     chunked_fwd       caller              with i: sums of weights, float32
     do             (R, B, T, H, V)     caller            both backward kernels
+    dn             (R, B, T, H, 1)     caller            both backward kernels
     dq             (R, B, T, H, K)     query_bwd         caller
     share          (R, B, T, H)        query_bwd         pair_bwd            q . dq, float32
     dk             (R, B, T, H, K)     pair_bwd          caller
     dv             (R, B, T, H, V)     pair_bwd          caller
     dg             (R, B, T, H, 1)     pair_bwd          caller              float32
+    di             (R, B, T, H, 1)     pair_bwd          caller              float32
 
 Inside a chunk of C positions, position i reads pair j <= i with the weight exp(c_i - c_j) q_i . k_j, where c are
 running sums of g; these factors are at most 1. A program loops over the chunks of one head of one sequence with the
 state, or its gradient, in registers. As in ``mixers.ops.kernels.linear_recurrence``, the gradient of g follows from
 quantities that are computed anyway: dg_t is the sum of q_s . dq_s - k_s . dk_s over all s >= t.
 
+With log weights i, a position writes exp(i_t) k_t v_t^T, and the decay between positions i and j has this factor, too:
+exp(i_j + c_i - c_j), which the caller keeps at most 1. Then di_t = k_t . dk_t. The kernels also compute n, which is o
+for values of one; its state is a vector of I numbers.
+
 Sizes of rows: I is K and J is V, padded to powers of two of at least 16. Rows after the last position are zeros. The
-queries of neighbouring positions are q_row numbers apart in memory, and the keys k_row numbers.
+queries of neighbouring positions are q_row numbers apart in memory, the keys k_row and, with weights, the values v_row.
 """
 
 from typing import Any
@@ -69,8 +77,11 @@ def _store(pointer: tl.tensor, row_C: tl.tensor, live_C: tl.tensor, y_CE: tl.ten
 
 
 @triton.jit
-def _decays(g_ptr: tl.tensor, row_C: tl.tensor, live_C: tl.tensor, C: tl.constexpr, G: tl.constexpr):
-    """Decays between positions (C, C), from the chunk's start (C), and to its end (C), and of the whole chunk."""
+def _decays(g_ptr: tl.tensor, i_ptr: tl.tensor, row_C: tl.tensor, live_C: tl.tensor, C: tl.constexpr, G: tl.constexpr):
+    """Decays between positions (C, C), from the chunk's start (C), and to its end (C), and of the whole chunk.
+
+    Those that begin at a position have its weight.
+    """
     c = tl.arange(0, C)
     seen_CC = c[:, None] >= c[None, :]
     g_C = tl.zeros([C], tl.float32)
@@ -78,8 +89,31 @@ def _decays(g_ptr: tl.tensor, row_C: tl.tensor, live_C: tl.tensor, C: tl.constex
         g_C += tl.load(g_ptr + row_C, live_C, 0.0)
     sum_C = tl.cumsum(g_C, 0)
     total = tl.sum(g_C, 0)
-    between_CC = tl.exp(tl.where(seen_CC, sum_C[:, None] - sum_C[None, :], MASKED))
-    return between_CC, tl.exp(sum_C), tl.exp(total - sum_C), tl.exp(total)
+    since_C = sum_C
+    if i_ptr is not None:
+        since_C = sum_C - tl.load(i_ptr + row_C, live_C, 0.0)
+    between_CC = tl.exp(tl.where(seen_CC, sum_C[:, None] - since_C[None, :], MASKED))
+    return between_CC, tl.exp(sum_C), tl.exp(total - since_C), tl.exp(total)
+
+
+@triton.jit
+def _load_values(
+    v_ptr: tl.tensor,
+    row_C: tl.tensor,
+    keys_C: tl.tensor,
+    v_row: tl.tensor,
+    head: tl.tensor,
+    live_C: tl.tensor,
+    H: tl.constexpr,
+    V: tl.constexpr,
+    J: tl.constexpr,
+):
+    """Rows of values of a head, which without v_row have no gaps between them."""
+    if v_row is None:
+        v_CJ = _load(v_ptr, row_C, live_C, V, J)
+    else:
+        v_CJ = _load_keys(v_ptr, keys_C, v_row, head, live_C, H, V, J)
+    return v_CJ
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -88,9 +122,12 @@ def chunked_fwd_kernel(
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
     g_ptr: tl.tensor,
+    i_ptr: tl.tensor,
     o_ptr: tl.tensor,
+    n_ptr: tl.tensor,
     q_row: tl.tensor,
     k_row: tl.tensor,
+    v_row: tl.tensor,
     T: tl.tensor,
     H: tl.constexpr,
     M: tl.constexpr,
@@ -107,12 +144,14 @@ def chunked_fwd_kernel(
     2. For each chunk, the oldest first:
        a. read its rows and decays;
        b. write o = (decayed q k^T) v + (decay from the start) q S;
-       c. S <- (decay of the chunk) S + ((decay to the end) k)^T v.
+       c. S <- (decay of the chunk) S + ((decay to the end) k)^T v;
+       d. with weights, write n in the same way, which has a state of its own.
     """
     # 1. State.
     head = tl.program_id(0) % H
     sequence = (tl.program_id(0) // H).to(tl.int64)
     S_IJ = tl.zeros([I, J], tl.float32)
+    sum_I = tl.zeros([I], tl.float32)
 
     for start in range(0, T, C):
         # 2a. Rows and decays.
@@ -122,8 +161,8 @@ def chunked_fwd_kernel(
         keys_C = sequence * T + t
         q_CI = _load_keys(q_ptr, keys_C, q_row, head, live_C, M, K, I)
         k_CI = _load_keys(k_ptr, keys_C, k_row, head, live_C, M, K, I)
-        v_CJ = _load(v_ptr, row_C, live_C, V, J)
-        between_CC, from_start_C, to_end_C, whole = _decays(g_ptr, row_C, live_C, C, G)
+        v_CJ = _load_values(v_ptr, row_C, keys_C, v_row, head, live_C, H, V, J)
+        between_CC, from_start_C, to_end_C, whole = _decays(g_ptr, i_ptr, row_C, live_C, C, G)
 
         # 2b. Outputs.
         w_CC = tl.dot(q_CI, tl.trans(k_CI), input_precision="ieee") * between_CC
@@ -135,6 +174,12 @@ def chunked_fwd_kernel(
         k_CI = (k_CI.to(tl.float32) * to_end_C[:, None]).to(k_CI.dtype)
         S_IJ = tl.dot(tl.trans(k_CI), v_CJ, S_IJ * whole, input_precision="ieee")
 
+        # 2d. Sums of weights.
+        if i_ptr is not None:
+            n_C = tl.sum(w_CC, 1) + tl.sum(q_CI.to(tl.float32) * sum_I[None, :], 1) * from_start_C
+            tl.store(n_ptr + row_C, n_C, live_C)
+            sum_I = sum_I * whole + tl.sum(k_CI.to(tl.float32), 0)
+
 
 @triton.jit(do_not_specialize=["T"])
 def chunked_query_bwd_kernel(
@@ -142,11 +187,14 @@ def chunked_query_bwd_kernel(
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
     g_ptr: tl.tensor,
+    i_ptr: tl.tensor,
     do_ptr: tl.tensor,
+    dn_ptr: tl.tensor,
     dq_ptr: tl.tensor,
     share_ptr: tl.tensor,
     q_row: tl.tensor,
     k_row: tl.tensor,
+    v_row: tl.tensor,
     T: tl.tensor,
     H: tl.constexpr,
     M: tl.constexpr,
@@ -162,13 +210,16 @@ def chunked_query_bwd_kernel(
     1. Start with a state of zeros.
     2. For each chunk, the oldest first:
        a. read its rows and decays;
-       b. write dq = (decayed do v^T) k + (decay from the start) do S^T, and with decays share = q . dq;
-       c. S <- (decay of the chunk) S + ((decay to the end) k)^T v.
+       b. write dq = (decayed do v^T) k + (decay from the start) do S^T, and with decays share = q . dq; with weights,
+          dn joins the gradient of the sums;
+       c. S <- (decay of the chunk) S + ((decay to the end) k)^T v;
+       d. with weights, do the same for sums.
     """
     # 1. State.
     head = tl.program_id(0) % H
     sequence = (tl.program_id(0) // H).to(tl.int64)
     S_IJ = tl.zeros([I, J], tl.float32)
+    sum_I = tl.zeros([I], tl.float32)
 
     for start in range(0, T, C):
         # 2a. Rows and decays.
@@ -177,13 +228,17 @@ def chunked_query_bwd_kernel(
         row_C = (sequence * T + t) * H + head
         keys_C = sequence * T + t
         k_CI = _load_keys(k_ptr, keys_C, k_row, head, live_C, M, K, I)
-        v_CJ = _load(v_ptr, row_C, live_C, V, J)
+        v_CJ = _load_values(v_ptr, row_C, keys_C, v_row, head, live_C, H, V, J)
         do_CJ = _load(do_ptr, row_C, live_C, V, J)
-        between_CC, from_start_C, to_end_C, whole = _decays(g_ptr, row_C, live_C, C, G)
+        between_CC, from_start_C, to_end_C, whole = _decays(g_ptr, i_ptr, row_C, live_C, C, G)
 
         # 2b. Queries.
         dw_CC = tl.dot(do_CJ, tl.trans(v_CJ), input_precision="ieee") * between_CC
         dq_CI = tl.dot(do_CJ, tl.trans(S_IJ).to(do_CJ.dtype), input_precision="ieee") * from_start_C[:, None]
+        if i_ptr is not None:
+            dn_C = tl.load(dn_ptr + row_C, live_C, 0.0)
+            dw_CC += dn_C[:, None] * between_CC
+            dq_CI += (dn_C * from_start_C)[:, None] * sum_I[None, :]
         dq_CI = tl.dot(dw_CC.to(k_CI.dtype), k_CI, dq_CI, input_precision="ieee")
         _store(dq_ptr, row_C, live_C, dq_CI, K, I)
         if G > 0:
@@ -194,6 +249,10 @@ def chunked_query_bwd_kernel(
         k_CI = (k_CI.to(tl.float32) * to_end_C[:, None]).to(k_CI.dtype)
         S_IJ = tl.dot(tl.trans(k_CI), v_CJ, S_IJ * whole, input_precision="ieee")
 
+        # 2d. State of sums.
+        if i_ptr is not None:
+            sum_I = sum_I * whole + tl.sum(k_CI.to(tl.float32), 0)
+
 
 @triton.jit(do_not_specialize=["T"])
 def chunked_pair_bwd_kernel(
@@ -201,13 +260,17 @@ def chunked_pair_bwd_kernel(
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
     g_ptr: tl.tensor,
+    i_ptr: tl.tensor,
     do_ptr: tl.tensor,
+    dn_ptr: tl.tensor,
     share_ptr: tl.tensor,
     dk_ptr: tl.tensor,
     dv_ptr: tl.tensor,
     dg_ptr: tl.tensor,
+    di_ptr: tl.tensor,
     q_row: tl.tensor,
     k_row: tl.tensor,
+    v_row: tl.tensor,
     T: tl.tensor,
     H: tl.constexpr,
     M: tl.constexpr,
@@ -224,14 +287,15 @@ def chunked_pair_bwd_kernel(
     2. For each chunk, the newest first:
        a. read its rows and decays;
        b. write dv = (decayed q k^T)^T do + (decay to the end) k dS;
-       c. write dk = (decayed do v^T)^T q + (decay to the end) v dS^T;
-       d. with decays, write dg: sums over this and all later positions of share - k . dk;
-       e. dS <- (decay of the chunk) dS + ((decay from the start) q)^T do.
+       c. write dk = (decayed do v^T)^T q + (decay to the end) v dS^T, with weights with those of dn;
+       d. with decays, write dg: sums over this and all later positions of share - k . dk, and di = k . dk;
+       e. dS <- (decay of the chunk) dS + ((decay from the start) q)^T do, and so for sums.
     """
     # 1. Gradients of what comes later.
     head = tl.program_id(0) % H
     sequence = (tl.program_id(0) // H).to(tl.int64)
     dS_IJ = tl.zeros([I, J], tl.float32)
+    dsum_I = tl.zeros([I], tl.float32)
     later = 0.0
 
     for back in range(tl.cdiv(T, C)):
@@ -242,9 +306,9 @@ def chunked_pair_bwd_kernel(
         keys_C = sequence * T + t
         q_CI = _load_keys(q_ptr, keys_C, q_row, head, live_C, M, K, I)
         k_CI = _load_keys(k_ptr, keys_C, k_row, head, live_C, M, K, I)
-        v_CJ = _load(v_ptr, row_C, live_C, V, J)
+        v_CJ = _load_values(v_ptr, row_C, keys_C, v_row, head, live_C, H, V, J)
         do_CJ = _load(do_ptr, row_C, live_C, V, J)
-        between_CC, from_start_C, to_end_C, whole = _decays(g_ptr, row_C, live_C, C, G)
+        between_CC, from_start_C, to_end_C, whole = _decays(g_ptr, i_ptr, row_C, live_C, C, G)
 
         # 2b. Values.
         w_CC = tl.dot(q_CI, tl.trans(k_CI), input_precision="ieee") * between_CC
@@ -255,6 +319,10 @@ def chunked_pair_bwd_kernel(
         # 2c. Keys.
         dw_CC = tl.dot(do_CJ, tl.trans(v_CJ), input_precision="ieee") * between_CC
         dk_CI = tl.dot(v_CJ, tl.trans(dS_IJ).to(v_CJ.dtype), input_precision="ieee") * to_end_C[:, None]
+        if i_ptr is not None:
+            dn_C = tl.load(dn_ptr + row_C, live_C, 0.0)
+            dw_CC += dn_C[:, None] * between_CC
+            dk_CI += to_end_C[:, None] * dsum_I[None, :]
         dk_CI = tl.dot(tl.trans(dw_CC.to(q_CI.dtype)), q_CI, dk_CI, input_precision="ieee")
         _store(dk_ptr, row_C, live_C, dk_CI, K, I)
 
@@ -263,49 +331,60 @@ def chunked_pair_bwd_kernel(
             dg_C = tl.load(share_ptr + row_C, live_C, 0.0) - tl.sum(k_CI.to(tl.float32) * dk_CI, 1)
             tl.store(dg_ptr + row_C, later + tl.cumsum(dg_C, 0, reverse=True), live_C)
             later += tl.sum(dg_C, 0)
+        if i_ptr is not None:
+            tl.store(di_ptr + row_C, tl.sum(k_CI.to(tl.float32) * dk_CI, 1), live_C)
 
         # 2e. State gradient.
         q_CI = (q_CI.to(tl.float32) * from_start_C[:, None]).to(q_CI.dtype)
         dS_IJ = tl.dot(tl.trans(q_CI), do_CJ, dS_IJ * whole, input_precision="ieee")
+        if i_ptr is not None:
+            dsum_I = dsum_I * whole + tl.sum(q_CI.to(tl.float32) * dn_C[:, None], 0)
 
 
-def chunked_recurrence_method(dtype: torch.dtype) -> Method:
+def chunked_recurrence_method(dtype: torch.dtype, weighted: bool = False) -> Method:
     """``mixers.ops.linear_recurrence.matrix_recurrence`` with at most one decay per head, and outputs in ``dtype``.
 
-    Tensors: q, k (R, B, T, H or 1, K) and v (R, B, T, H, V) in ``dtype``; g (R, B, T, H, 1) float32, or None.
+    Tensors: q, k (R, B, T, H or 1, K) and v (R, B, T, H, V) in ``dtype``; g (R, B, T, H, 1) float32, or None. A
+    weighted method also takes log weights (R, B, T, H, 1) float32, and also returns the sums of weights, as
+    ``weighted_recurrence``.
     """
 
     def forward(*tensors: Any) -> tuple[Tensors, Tensors]:
-        v, g = contiguous(*tensors[2:])
-        o = torch.empty_like(v, dtype=dtype)
-        grid, (q, k), settings = _launch(*tensors)
-        chunked_fwd_kernel[grid](q, k, v, g, o, **settings)
-        return (o,), ()
+        grid, given, settings = _launch(*tensors)
+        o = given[2].new_empty(tensors[2].shape, dtype=dtype)
+        n = torch.empty_like(given[4]) if weighted else None
+        chunked_fwd_kernel[grid](*given, o, n, **settings)
+        return (o,) if n is None else (o, n), ()
 
     def backward(gradients: Tensors, tensors: Any, outputs: Tensors, saved: Tensors) -> Optionals:
-        do, v, g = contiguous(*gradients, *tensors[2:])
-        grid, (q, k), settings = _launch(*tensors)
-        shared = tensors[0].shape[3] < v.shape[3]
-        dq, dk = (v.new_empty(*v.shape[:-1], settings["K"]) for _ in range(2))
-        dv = torch.empty_like(v)
-        dg, share = (None if g is None else torch.empty_like(g) for _ in range(2))
-        chunked_query_bwd_kernel[grid](q, k, v, g, do, dq, share, **settings)
-        chunked_pair_bwd_kernel[grid](q, k, v, g, do, share, dk, dv, dg, **settings)
+        grid, given, settings = _launch(*tensors)
+        do, dn = contiguous(*gradients) if weighted else (*contiguous(*gradients), None)
+        v, g, i = given[2:]
+        shared = tensors[0].shape[3] < tensors[2].shape[3]
+        dq, dk = (v.new_empty(*tensors[2].shape[:-1], settings["K"]) for _ in range(2))
+        dv = v.new_empty(tensors[2].shape)
+        dg, share, di = (None if y is None else torch.empty_like(y) for y in (g, g, i))
+        chunked_query_bwd_kernel[grid](*given, do, dn, dq, share, **settings)
+        chunked_pair_bwd_kernel[grid](*given, do, dn, share, dk, dv, dg, di, **settings)
         if shared:
             dq, dk = (y.sum(3, keepdim=True) for y in (dq, dk))
-        return dq, dk, dv, dg
+        return (dq, dk, dv, dg, di) if weighted else (dq, dk, dv, dg)
 
-    return Method(forward, backward)
+    return Method(forward, backward, outputs=2 if weighted else 1)
 
 
-def _launch(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None) -> tuple[tuple[int], Tensors, dict[str, Any]]:
-    """Return the grid, queries and keys as the kernels read them, and the settings that all kernels share."""
+def _launch(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, i: Tensor | None = None
+) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
+    """Return the grid, the tensors as the kernels read them, and the settings, which all kernels share."""
     R, B, T, M, K = q.shape
     H, V = v.shape[-2:]
     (q, q_row), (k, k_row) = (evenly_spaced(y.flatten(3)) for y in (q, k))
+    v, v_row = (v.contiguous(), None) if i is None else evenly_spaced(v.flatten(3))
     settings = {
         "q_row": q_row,
         "k_row": k_row,
+        "v_row": v_row,
         "T": T,
         "H": H,
         "M": M,
@@ -316,4 +395,4 @@ def _launch(q: Tensor, k: Tensor, v: Tensor, g: Tensor | None) -> tuple[tuple[in
         "G": 0 if g is None else 1,
         **CHUNK,
     }
-    return (R * B * H,), (q, k), settings
+    return (R * B * H,), (q, k, v, *contiguous(g, i)), settings
