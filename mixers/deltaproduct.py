@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.base import Shape, State
 from mixers.deltanet import EPS_RATIO, DeltaNet
 from mixers.mamba2 import ScalarDecay
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
-from mixers.parts import check_at_least, linear
+from mixers.parts import check_at_least, joined, linear
 
 
 class DeltaProduct(DeltaNet):
@@ -71,21 +71,30 @@ class DeltaProduct(DeltaNet):
         self.gate = linear(shape.width, shape.width)
 
     def mix(self, x_BTD: Tensor) -> Tensor:
-        q, k, v, g, b = self._pairs(x_BTD, self.convolution(self.qkv(x_BTD)))
+        gate, *controls = joined(x_BTD, *self._maps)
+        q, k, v, g, b = self._pairs(self.convolution(self.qkv(x_BTD)), *controls)
         k, v, b = (y.flatten(1, 2) for y in (k, v, b))
-        return self._output(x_BTD, matrix_recurrence(q, k, v, g, b_BTHK=b))
+        return self._gated(matrix_recurrence(q, k, v, g, b_BTHK=b), gate)
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         qkv_BD, convolution = self.convolution.step(self.qkv(x_BD), state["convolution"])
-        q, k, v, g, b = self._pairs(x_BD, qkv_BD)
+        gate, *controls = joined(x_BD, *self._maps)
+        q, k, v, g, b = self._pairs(qkv_BD, *controls)
 
         # The decay acts before the first pair, and the query reads after the last.
         S_BHKK = state["S"]
         for n in range(self.config.householders):
             o_BHK, S_BHKK = matrix_step(S_BHKK, q, k[:, n], v[:, n], None if n else g, b_BHK=b[:, n])
-        return self._output(x_BD, o_BHK), {"S": S_BHKK, "convolution": convolution}
+        return self._gated(o_BHK, gate), {"S": S_BHKK, "convolution": convolution}
 
-    def _pairs(self, x: Tensor, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
+    @property
+    def _maps(self) -> list[nn.Linear]:
+        """Return the maps to output gate, write strengths and, with decays, step sizes."""
+        return [self.gate, self.strength, *([self.step_size] if self.config.gated else [])]
+
+    def _pairs(
+        self, qkv: Tensor, strength: Tensor, step: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
         """Return queries (..., H, K), written keys and values (..., N, H, K), decays or None, and erased keys."""
         heads, pairs = self.config.heads, self.config.householders
         q, kv = qkv.split([self.shape.width, 2 * pairs * self.shape.width], dim=-1)
@@ -94,13 +103,12 @@ class DeltaProduct(DeltaNet):
         k, v = rearrange(kv, "... (m n h k) -> m ... n h k", m=2, n=pairs, h=heads)
         k = unit(k)
 
-        strength = rearrange(self.strength(x).sigmoid(), "... (n h) -> ... n h 1", n=pairs)
+        strength = rearrange(strength.sigmoid(), "... (n h) -> ... n h 1", n=pairs)
         if self.config.negative_eigenvalues:
             strength = 2 * strength
-        return q, strength * k, v, self._log_decay(x), k
+        g = None if step is None else self.decay(step)[1][..., None]
+        return q, strength * k, v, g, k
 
-    def _log_decay(self, x: Tensor) -> Tensor | None:
-        return self.decay(self.step_size(x))[1][..., None] if self.config.gated else None
-
-    def _output(self, x: Tensor, o: Tensor) -> Tensor:
-        return self.out(F.silu(self.gate(x)) * self.norm(o).flatten(-2))
+    def _gated(self, o: Tensor, gate: Tensor) -> Tensor:
+        """Return the mixer's output from the outputs ``o`` (..., H, K) of the recurrence."""
+        return self.out(F.silu(gate) * self.norm(o).flatten(-2))

@@ -13,7 +13,7 @@ from mixers.base import Shape, State
 from mixers.mamba2 import step_bias
 from mixers.ops.linear_recurrence import matrix_recurrence
 from mixers.ops.numerics import at_least_float32
-from mixers.parts import MixerLayer, RMSNorm, check_at_least, check_heads, linear
+from mixers.parts import MixerLayer, RMSNorm, check_at_least, check_heads, joined, linear
 
 SLOWEST = 1e-4
 """Least rate of decay, -A."""
@@ -105,9 +105,10 @@ class Mamba3(MixerLayer):
         self.out = linear(inner, shape.width)
 
     def mix(self, x_BTD: Tensor) -> Tensor:
-        gate, x, k, q = self._project(x_BTD)
+        inputs, controls = joined(x_BTD, self.inputs, self.controls)
+        gate, x, k, q = self._project(inputs)
         v = self._values(x)
-        step, log_decay, now, turn = self._control(x_BTD)
+        step, log_decay, now, turn = self._control(controls)
 
         # A pair is read at its own position without rotations, which cancel there.
         own = now[..., None, None, :] * _products(q, k)
@@ -131,9 +132,10 @@ class Mamba3(MixerLayer):
         }
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        gate, x, k, q = self._project(x_BD)
+        inputs, controls = joined(x_BD, self.inputs, self.controls)
+        gate, x, k, q = self._project(inputs)
         v, v_before = self._values(x), self._values(state["x"])
-        step, log_decay, now, turn = self._control(x_BD)
+        step, log_decay, now, turn = self._control(controls)
         angle = (state["angle"] + turn).remainder(2 * math.pi)
         q, k = _rotated(q, angle), _rotated(k, angle)
 
@@ -143,10 +145,10 @@ class Mamba3(MixerLayer):
         o = (q[..., None] * S_BHNV[:, None]).sum(-2)
         return self._output(o, v, gate), {"S": S_BHNV, "angle": angle, "k": k, "x": x}
 
-    def _project(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _project(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return gates and inputs (..., H, V), and keys and queries (..., R, H, N), which are not rotated."""
         heads, states = self.config.heads, self.config.state_size
-        gate, x, B, C = self.inputs(u).split(self.sizes, dim=-1)
+        gate, x, B, C = inputs.split(self.sizes, dim=-1)
         gate, x = (rearrange(y, "... (h v) -> ... h v", h=heads) for y in (gate, x))
 
         B, C = (rearrange(y, "... (r n) -> ... r n", n=states) for y in (B, C))
@@ -154,10 +156,10 @@ class Mamba3(MixerLayer):
         q = at_least_float32(self.q_norm(C))[..., None, :] + self.q_bias_RHN
         return gate, x, k, q
 
-    def _control(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _control(self, controls: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return Δ, A Δ and λ Δ (..., H), and by how much keys and queries turn (..., H, A)."""
         heads = self.config.heads
-        step, rate, share, angle = at_least_float32(self.controls(u)).split([heads, heads, heads, self.angles], dim=-1)
+        step, rate, share, angle = at_least_float32(controls).split([heads, heads, heads, self.angles], dim=-1)
         step = F.softplus(step + self.step_bias_H)
         log_decay = -F.softplus(rate).clamp(min=SLOWEST) * step
         return step, log_decay, share.sigmoid() * step, math.pi * angle.tanh()[..., None, :] * step[..., None]

@@ -39,7 +39,8 @@ def eigenvalues(layer: Any, x_BTD: Tensor) -> Tensor:
     elif isinstance(layer, KimiDeltaAttention):
         _q, k, _v, g, a, b = layer._project(x_BTD, layer.convolution(layer.qkv(x_BTD)))[0]
     elif isinstance(layer, DeltaProduct):
-        _q, k, _v, g, b = layer._pairs(x_BTD, layer.convolution(layer.qkv(x_BTD)))
+        controls = [controls_of(x_BTD) for controls_of in layer._maps[1:]]
+        _q, k, _v, g, b = layer._pairs(layer.convolution(layer.qkv(x_BTD)), *controls)
         k, a, b = k[:, :, 0], None, b[:, :, 0]
     else:
         _q, k, _v, g, a, b = layer._recurrence(x_BTD, layer.convolution(layer.qkv(x_BTD)))
