@@ -21,12 +21,12 @@ of the state. No step divides by a decay, so decays may be arbitrarily strong.
     a, b           (R, B, T N, H, K)     caller             all kernels
     bonus          (R, H, K)             caller             all kernels           float32
     o              (R, B, T, H, V)       recurrence_fwd     caller
-    u              (R, B, T N, H, V)     recurrence_fwd     recurrence_*_bwd      float32
+    u              (R, B, T N, H, V)     recurrence_fwd     recurrence_*_bwd      float32; with DELTA as v
     do             (R, B, T, H, V)       caller             recurrence_*_bwd      gradient of o
     dk, da         (R, B, T N, H, K)     pair_bwd           caller
     dv             (R, B, T N, H, V)     pair_bwd           caller
-    du             (R, B, T N, H, V)     pair_bwd           query_bwd             gradient of u, float32
-    pairs          (R, B, T N, H, K)     pair_bwd           query_bwd             a da + k dk, float32
+    du             (R, B, T N, H, V)     pair_bwd           query_bwd             gradient of u, float32; DELTA: dv
+    pairs          (R, B, T N, H, K)     pair_bwd           query_bwd             a da + k dk, float32; see below
     dq             (R, B, T, H, K)       query_bwd          caller
     db             (R, B, T N, H, K)     query_bwd          caller
     dg             (R, B, T, H, G)       query_bwd          caller                float32
@@ -46,7 +46,8 @@ With the delta rule, dv_t = du_t = dS_t^T k_t, dk_t = dS_t u_t, and for the deca
     dD_t = dS_t - b_t du_t^T,   db_t = -D_t du_t,   dS_{t-1} = exp(g_t) dD_t + q_{t-1} do_{t-1}^T
 
 The gradient of g_t is the sum of D_t dD_t over the values, P_t = dg_t - b_t db_t + k_t dk_t, and
-P_{t-1} = dg_t + q_{t-1} dq_{t-1}.
+P_{t-1} = dg_t + q_{t-1} dq_{t-1}. The loops use u and du as they are rounded in memory: P would sum up what is left of
+differences. With one decay per head the sum of k_t dk_t over the channels is enough, and pairs has a single channel.
 
 A program loops over the positions of one head of one sequence, and a thread holds several rows of the state in a few
 adjacent columns. The backward pass has two loops: one from the newest position for the gradients of keys and values,
@@ -220,7 +221,7 @@ def recurrence_fwd_kernel(
             else:
                 if (G > 0) & (n == 0):
                     S_IJ *= tl.exp(g_I)[:, None]
-                u_J = v_J - sum_rows(S_IJ * b_I[:, None], I, J)
+                u_J = (v_J - sum_rows(S_IJ * b_I[:, None], I, J)).to(u_ptr.dtype.element_ty).to(tl.float32)
                 _store(u_ptr, pair, u_J, V, J)
                 S_IJ += k_I[:, None] * u_J[None, :]
 
@@ -311,15 +312,17 @@ def recurrence_pair_bwd_kernel(
                     _store(du_ptr, pair, du_J, V, J)
             else:
                 dk_I = sum_columns(dS_IJ * u_J[None, :], I, J)
-                dv_J = sum_rows(dS_IJ * k_I[:, None], I, J)
-                _store(du_ptr, pair, dv_J, V, J)
+                dv_J = sum_rows(dS_IJ * k_I[:, None], I, J).to(dv_ptr.dtype.element_ty).to(tl.float32)
 
             # 2c. Decays.
             if G > 0:
                 pairs_I = k_I * dk_I
                 if RANK_ONE:
                     pairs_I += a_I * da_I
-                _store(pairs_ptr, pair, pairs_I, K, I)
+                if DELTA and G == 1:
+                    tl.store(pairs_ptr + pair, tl.sum(pairs_I, 0))
+                else:
+                    _store(pairs_ptr, pair, pairs_I, K, I)
 
             # 2d. Gradients that bypass the state.
             if BONUS:
@@ -405,7 +408,8 @@ def recurrence_query_bwd_kernel(
     first_pair = sequence * T * N * H + head
     q_I, k_I, v_J, g_I, a_I, b_I = _read(q_ptr, k_ptr, v_ptr, g_ptr, a_ptr, b_ptr, first, first_pair, K, V, I, J, G)
     do_J, u_J, du_J = _read_back(do_ptr, u_ptr, du_ptr, first, first_pair, V, J)
-    pairs_I = _load(pairs_ptr, first_pair, K, I)
+    shares: tl.constexpr = 1 if DELTA and G == 1 else K
+    pairs_I = _load(pairs_ptr, first_pair, shares, I)
 
     for t in range(T):
         row = first + t * H
@@ -415,7 +419,7 @@ def recurrence_query_bwd_kernel(
             ahead_pair = first_pair + tl.minimum(t + 1, T - 1) * N * H if n == N - 1 else pair + H
             following = _read(q_ptr, k_ptr, v_ptr, g_ptr, a_ptr, b_ptr, ahead, ahead_pair, K, V, I, J, G)
             following_back = _read_back(do_ptr, u_ptr, du_ptr, ahead, ahead_pair, V, J)
-            following_pairs_I = _load(pairs_ptr, ahead_pair, K, I)
+            following_pairs_I = _load(pairs_ptr, ahead_pair, shares, I)
 
             # 2a. Queries that do not see their own pair.
             if BONUS:
@@ -489,29 +493,31 @@ def recurrence_method(dtype: torch.dtype) -> Method:
     def forward(*tensors: Tensor | None) -> tuple[Tensors, Tensors]:
         q, k, v, g, a, b, bonus = contiguous(*tensors)
         o = v.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype)
-        u = None if b is None else torch.empty_like(v, dtype=torch.float32)
+        u = None if b is None else torch.empty_like(v, dtype=torch.float32 if a is not None else None)
         grid, start, settings = _launch(q, v, g, a, b, bonus)
         recurrence_fwd_kernel[grid](q, k, v, g, a, b, bonus, start, o, u, **settings)
         return (o,), () if u is None else (u,)
 
     def backward(gradients: Tensors, tensors: Sequence[Tensor | None], outputs: Tensors, saved: Tensors) -> Optionals:
         u = saved[0] if saved else None
-        read = u if tensors[4] is None and u is not None else tensors[2]  # by the delta rule, u in place of values
+        delta = tensors[4] is None and u is not None
+        read = u if delta else tensors[2]  # by the delta rule, u in place of values
         do, q, k, v, g, a, b, bonus = contiguous(gradients[0], *tensors[:2], read, *tensors[3:])
         grid, start, settings = _launch(q, v, g, a, b, bonus)
 
         # Keys, values and left factors.
         dk, da, db, dg = (None if y is None else torch.empty_like(y) for y in (k, a, b, g))
         dv = torch.empty_like(v, dtype=k.dtype)
-        du = None if u is None else torch.empty_like(u)
-        pairs = None if g is None else torch.empty_like(k, dtype=torch.float32)
+        du = None if u is None or delta else torch.empty_like(u)
+        totals = delta and g is not None and g.shape[-1] == 1
+        pairs = None if g is None else k.new_empty(*k.shape[:-1], 1 if totals else k.shape[-1], dtype=torch.float32)
         recurrence_pair_bwd_kernel[grid](q, k, v, g, a, b, bonus, start, do, u, dk, dv, da, du, pairs, **settings)
 
         # Queries, right factors, decays and bonus.
         dq = torch.empty_like(q)
         dbonus = None if bonus is None else bonus.new_empty(*q.shape[:2], *bonus.shape[1:])
         recurrence_query_bwd_kernel[grid](
-            q, k, v, g, a, b, bonus, start, do, u, du, pairs, dq, db, dg, dbonus, **settings
+            q, k, v, g, a, b, bonus, start, do, u, dv if delta else du, pairs, dq, db, dg, dbonus, **settings
         )
         return dq, dk, dv, dg, da, db, None if dbonus is None else dbonus.sum(1)
 
