@@ -1,5 +1,6 @@
 """DeltaProduct: several steps of the delta rule at each position."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -72,14 +73,14 @@ class DeltaProduct(DeltaNet):
 
     def mix(self, x_BTD: Tensor) -> Tensor:
         gate, *controls = joined(x_BTD, *self._maps)
-        q, k, v, g, b = self._pairs(self.convolution(self.qkv(x_BTD)), *controls)
+        q, k, v, g, b = self._pairs(self.convolution.parts(self.qkv(x_BTD), self._sizes), *controls)
         k, v, b = (y.flatten(1, 2) for y in (k, v, b))
         return self._gated(matrix_recurrence(q, k, v, g, b_BTHK=b), gate)
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         qkv_BD, convolution = self.convolution.step(self.qkv(x_BD), state["convolution"])
         gate, *controls = joined(x_BD, *self._maps)
-        q, k, v, g, b = self._pairs(qkv_BD, *controls)
+        q, k, v, g, b = self._pairs(qkv_BD.split(self._sizes, dim=-1), *controls)
 
         # The decay acts before the first pair, and the query reads after the last.
         S_BHKK = state["S"]
@@ -92,15 +93,20 @@ class DeltaProduct(DeltaNet):
         """Return the maps to output gate, write strengths and, with decays, step sizes."""
         return [self.gate, self.strength, *([self.step_size] if self.config.gated else [])]
 
+    @property
+    def _sizes(self) -> list[int]:
+        """Return the channels of queries, keys and values."""
+        width, pairs = self.shape.width, self.config.householders
+        return [width, pairs * width, pairs * width]
+
     def _pairs(
-        self, qkv: Tensor, strength: Tensor, step: Tensor | None = None
+        self, qkv: Sequence[Tensor], strength: Tensor, step: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
         """Return queries (..., H, K), written keys and values (..., N, H, K), decays or None, and erased keys."""
         heads, pairs = self.config.heads, self.config.householders
-        q, kv = qkv.split([self.shape.width, 2 * pairs * self.shape.width], dim=-1)
-        q = rearrange(q, "... (h k) -> ... h k", h=heads)
+        q = rearrange(qkv[0], "... (h k) -> ... h k", h=heads)
         q = unit(q) * (EPS_RATIO / q.shape[-1]) ** 0.5
-        k, v = rearrange(kv, "... (m n h k) -> m ... n h k", m=2, n=pairs, h=heads)
+        k, v = (rearrange(y, "... (n h k) -> ... n h k", n=pairs, h=heads) for y in qkv[1:])
         k = unit(k)
 
         strength = rearrange(strength.sigmoid(), "... (n h) -> ... n h 1", n=pairs)

@@ -1,6 +1,7 @@
 """Parts of layers: embedding, norm, MLP, short convolution, and the pre-norm layer around a sequence mixer."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.base import Layer, Shape, State
-from mixers.ops.convolution import short_convolution, short_convolution_step
+from mixers.ops.convolution import short_convolution, short_convolution_step, split_convolution
 from mixers.ops.embedding import embedding
 from mixers.ops.mlp import residual_mlp
 from mixers.ops.norm import branching_rms_norm, rms_norm
@@ -63,6 +64,10 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return short_convolution(x_BTD, self.weight_DW, self.bias_D, silu=self.silu)
+
+    def parts(self, x_BTD: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+        """Return the outputs of the first channels, of the next ones, and so on."""
+        return split_convolution(x_BTD, self.weight_DW, self.bias_D, sizes, silu=self.silu)
 
     def init_state(self, batch: int) -> Tensor:
         """Return the W - 1 newest inputs (B, W-1, D), oldest first: zeros."""

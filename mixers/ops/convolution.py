@@ -3,6 +3,8 @@
 Dimensions beside those of ``mixers.base``: W taps.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -26,6 +28,20 @@ def short_convolution(x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None = 
             return over_runs(short_convolution_method(torch.bfloat16, silu), x_BTD, weight_DW, bias_D)[0]
 
     return _filter(F.pad(x_BTD, (0, 0, weight_DW.shape[1] - 1, 0)), weight_DW, bias_D, silu)
+
+
+def split_convolution(
+    x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, sizes: Sequence[int], *, silu: bool = False
+) -> tuple[Tensor, ...]:
+    """Return ``short_convolution`` in parts (B, T, ...) of these numbers of channels; kernels write each without gaps."""
+    if runs_fused(x_BTD):
+        from mixers.ops.kernels.short_convolution import fits_short_convolution, short_convolution_method
+
+        if fits_short_convolution(weight_DW.shape[1]):
+            method = short_convolution_method(torch.bfloat16, silu, tuple(sizes))
+            return over_runs(method, x_BTD, weight_DW, bias_D)
+
+    return short_convolution(x_BTD, weight_DW, bias_D, silu=silu).split([*sizes], dim=-1)
 
 
 def short_convolution_step(

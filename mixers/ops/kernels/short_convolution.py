@@ -12,9 +12,11 @@ dx         (R, B, T, D)              convolve_bwd        caller
 dsums      (R, parts, W + 1, D)      convolve_bwd        group_sum           of weight and bias, float32
 
 A program loops over L positions of a sequence with C channels. The W newest inputs, and the gradients of the W newest
-outputs, stay in its registers, so that each is read once.
+outputs, stay in its registers, so that each is read once. Rows of dx are X numbers apart, as each launch computes some of
+the channels if the outputs are in parts.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -148,6 +150,7 @@ def convolve_bwd_kernel(
     T: tl.tensor,
     distance: tl.tensor,
     D: tl.constexpr,
+    X: tl.constexpr,
     W: tl.constexpr,
     BIAS: tl.constexpr,
     SILU: tl.constexpr,
@@ -176,7 +179,7 @@ def convolve_bwd_kernel(
 
     x_ptr += sequence * T * distance
     dy_ptr += sequence * T * D
-    dx_ptr += sequence * T * D
+    dx_ptr += sequence * T * X
     window = _rows_before(x_ptr, start, T, distance, c, D, W)
     x_ahead_C = _row(x_ptr, start, T, distance, c, D)
     dy_ahead_C = _row(dy_ptr, start, T, D, c, D)
@@ -205,8 +208,8 @@ def convolve_bwd_kernel(
         dweights = _add_products(dweights, own_C, window, W)
 
         # 2d. Oldest input.
-        at_C = (t - W + 1) * D + c
-        tl.store(dx_ptr + at_C, _weighted(weights, grads, W), (at_C >= start * D) & (c < D))
+        at_C = (t - W + 1) * X + c
+        tl.store(dx_ptr + at_C, _weighted(weights, grads, W), (at_C >= start * X) & (c < D))
 
     # 3. Sums of the program.
     part = sequence * tl.num_programs(1) + tl.program_id(1)
@@ -221,35 +224,51 @@ def fits_short_convolution(taps: int) -> bool:
     return taps <= 8
 
 
-def short_convolution_method(dtype: torch.dtype, silu: bool) -> Method:
+def short_convolution_method(dtype: torch.dtype, silu: bool, sizes: tuple[int, ...] = ()) -> Method:
     """``bias + sum_w weight_w x_{t-W+1+w}`` in ``dtype``, with ``silu`` times its sigmoid.
 
-    Tensors: x (R, B, T, D) of any width, weight (R, D, W) and bias (R, D) float32, or None.
+    Tensors: x (R, B, T, D) of any width, weight (R, D, W) and bias (R, D) float32, or None. With sizes, the outputs are
+    parts of these numbers of channels, each without gaps in memory.
     """
+
+    def parts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        numbers = sizes or x.shape[-1:]
+        biases = [None] * len(numbers) if bias is None else bias.split(numbers, -1)
+        return zip(x.split(numbers, -1), weight.split(numbers, 1), biases, strict=True)
 
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensors, Tensors]:
         x, distance = evenly_spaced(x)
-        y = x.new_empty(x.shape, dtype=dtype)
-        parameters, sizes = _parameters(weight, bias)
-        convolve_fwd_kernel[_grid(x)](x, *parameters, y, *x.shape[1:3], distance, **sizes, SILU=silu, **CONVOLVE)
-        return (y,), ()
+        outputs = []
+        for part, *of_part in parts(x, weight, bias):
+            y = x.new_empty(part.shape, dtype=dtype)
+            parameters, widths = _parameters(*of_part)
+            convolve_fwd_kernel[_grid(part)](
+                part, *parameters, y, *x.shape[1:3], distance, **widths, SILU=silu, **CONVOLVE
+            )
+            outputs.append(y)
+        return tuple(outputs), ()
 
     def backward(gradients: Tensors, tensors: Any, outputs: Tensors, saved: Tensors) -> Optionals:
         x, weight, bias = tensors
         x, distance = evenly_spaced(x)
-        dy = gradients[0].contiguous()
         R, B, T, D = x.shape
-        W, grid = weight.shape[-1], _grid(x)
+        W = weight.shape[-1]
 
         dx = x.new_empty(x.shape)
-        dsums = weight.new_empty(R, B * grid[1], W + 1, D)
-        parameters, sizes = _parameters(weight, bias)
-        convolve_bwd_kernel[grid](x, *parameters, dy, dx, dsums, B, T, distance, **sizes, SILU=silu, **CONVOLVE)
+        sums = []
+        for (part, *of_part), dy, dpart in zip(parts(x, weight, bias), gradients, dx.split(sizes or D, -1), strict=True):
+            grid = _grid(part)
+            dsums = weight.new_empty(R, B * grid[1], W + 1, part.shape[-1])
+            parameters, widths = _parameters(*of_part)
+            convolve_bwd_kernel[grid](
+                part, *parameters, dy.contiguous(), dpart, dsums, B, T, distance, X=D, **widths, SILU=silu, **CONVOLVE
+            )
+            sums.append(group_sum(dsums))
 
-        dweight, dbias = group_sum(dsums).split([W, 1], 1)
+        dweight, dbias = (sums[0] if len(sums) == 1 else torch.cat(sums, -1)).split([W, 1], 1)
         return dx, dweight.mT, None if bias is None else dbias[:, 0]
 
-    return Method(forward, backward)
+    return Method(forward, backward, outputs=len(sizes) or 1)
 
 
 def _grid(x: Tensor) -> tuple[int, int, int]:
