@@ -147,9 +147,12 @@ class MLSTM(MixerLayer):
 
     def _output(self, o: Tensor, n: Tensor, m: Tensor, convolved: Tensor, gate: Tensor) -> Tensor:
         """Return the mixer's output from reads (..., H, K) and their sums of weights (..., H, 1), both over exp(m)."""
-        h = at_least_float32(o) / torch.maximum(at_least_float32(n).abs(), (-m).exp()[..., None])
-        h = F.layer_norm(h, h.shape[-1:], eps=HEAD_EPS).flatten(-2)
-        return self.out((self.gain * h + self.skip * convolved) * F.silu(gate))
+        # The norm of the reads over the divisor: of the reads alone, with an epsilon that the divisor scales.
+        divisor = torch.maximum(at_least_float32(n).abs(), (-m).exp()[..., None])
+        o = at_least_float32(o)
+        centred = o - o.mean(-1, keepdim=True)
+        h = centred * (centred.square().mean(-1, keepdim=True) + HEAD_EPS * divisor.square()).rsqrt()
+        return self.out((self.gain * h.flatten(-2) + self.skip * convolved) * F.silu(gate))
 
 
 def running_maximum(y_BTH: Tensor) -> Tensor:
