@@ -33,7 +33,7 @@ def short_convolution(x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None = 
 def split_convolution(
     x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, sizes: Sequence[int], *, silu: bool = False
 ) -> tuple[Tensor, ...]:
-    """Return ``short_convolution`` in parts (B, T, ...) of these numbers of channels; kernels write each without gaps."""
+    """Return ``short_convolution`` in parts of these numbers of channels, which kernels write without gaps."""
     if runs_fused(x_BTD):
         from mixers.ops.kernels.short_convolution import fits_short_convolution, short_convolution_method
 

@@ -12,8 +12,8 @@ dx         (R, B, T, D)              convolve_bwd        caller
 dsums      (R, parts, W + 1, D)      convolve_bwd        group_sum           of weight and bias, float32
 
 A program loops over L positions of a sequence with C channels. The W newest inputs, and the gradients of the W newest
-outputs, stay in its registers, so that each is read once. Rows of dx are X numbers apart, as each launch computes some of
-the channels if the outputs are in parts.
+outputs, stay in its registers, so that each is read once. If outputs are in parts, a launch
+computes D of the channels, and rows of dx are X numbers apart.
 """
 
 from collections.abc import Iterator
@@ -256,7 +256,8 @@ def short_convolution_method(dtype: torch.dtype, silu: bool, sizes: tuple[int, .
 
         dx = x.new_empty(x.shape)
         sums = []
-        for (part, *of_part), dy, dpart in zip(parts(x, weight, bias), gradients, dx.split(sizes or D, -1), strict=True):
+        dparts = dx.split(sizes or D, -1)
+        for (part, *of_part), dy, dpart in zip(parts(x, weight, bias), gradients, dparts, strict=True):
             grid = _grid(part)
             dsums = weight.new_empty(R, B * grid[1], W + 1, part.shape[-1])
             parameters, widths = _parameters(*of_part)
