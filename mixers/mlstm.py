@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from mixers.base import Shape, State
 from mixers.ops.linear_recurrence import matrix_step, weighted_recurrence, with_ones
 from mixers.ops.numerics import at_least_float32, runs_fused
-from mixers.parts import MixerLayer, ShortConvolution, check_at_least, check_heads, linear
+from mixers.parts import MixerLayer, ShortConvolution, check_at_least, check_heads, linear, products
 
 HEAD_EPS = 1e-5
 """Epsilon of the norm of each head."""
@@ -95,7 +95,7 @@ class MLSTM(MixerLayer):
 
         # The running maximum.
         total = log_f.detach().cumsum(1)
-        m_BTH = total + running_maximum(log_i.detach() - total).clamp(min=0)
+        m_BTH = total + (log_i.detach() - total).cummax(1).values.clamp(min=0)
         before_BTH = F.pad(m_BTH[:, :-1], (0, 0, 1, 0))
 
         g, i = log_f + (before_BTH - m_BTH), math.log(self._scale(q)) + (log_i - m_BTH)
@@ -124,15 +124,14 @@ class MLSTM(MixerLayer):
 
     def _project(self, convolved: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return queries, keys and values (..., H, K), and logarithms of input and forget gates (..., H)."""
-        heads, inner = self.config.heads, x.shape[-1]
+        heads = self.config.heads
 
         # Gates read maps of the inputs, so they are maps of the inputs themselves.
         gates_G3NO = self.gates.unflatten(1, self.qkv.shape[:3])
         of_q, of_k, of_v = (gates_G3NO[..., None] * self.qkv).sum(-2).flatten(2).unbind(1)
         if runs_fused(x):
-            of_convolved = torch.cat([*map(_dense, self.qkv[:2]), of_q + of_k])
-            q, k, gates = F.linear(convolved, of_convolved).split([inner, inner, 2 * heads], dim=-1)
-            v, more = F.linear(x, torch.cat([_dense(self.qkv[2]), of_v])).split([inner, 2 * heads], dim=-1)
+            q, k, gates = products(convolved, *map(_dense, self.qkv[:2]), of_q + of_k)
+            v, more = products(x, _dense(self.qkv[2]), of_v)
         else:
             q, k, v = (_in_blocks(y, blocks) for y, blocks in zip((convolved, convolved, x), self.qkv, strict=True))
             gates, more = F.linear(convolved, of_q + of_k), F.linear(x, of_v)
@@ -153,19 +152,6 @@ class MLSTM(MixerLayer):
         centred = o - o.mean(-1, keepdim=True)
         h = centred * (centred.square().mean(-1, keepdim=True) + HEAD_EPS * divisor.square()).rsqrt()
         return self.out((self.gain * h.flatten(-2) + self.skip * convolved) * F.silu(gate))
-
-
-def running_maximum(y_BTH: Tensor) -> Tensor:
-    """Return the maxima up to each position, in log T steps.
-
-    ``cummax`` computes the same, and TorchInductor makes a scan of pairs of it. With it, compiled training steps of 24
-    to 40 positions ended with illegal memory accesses (PyTorch 2.11, H200); whether the scan was to blame is not known.
-    """
-    reach = 1
-    while reach < y_BTH.shape[1]:
-        before_BTH = F.pad(y_BTH[:, :-reach], (0, 0, reach, 0), value=-torch.inf)
-        y_BTH, reach = torch.maximum(y_BTH, before_BTH), 2 * reach
-    return y_BTH
 
 
 def _in_blocks(x: Tensor, blocks_NOI: Tensor) -> Tensor:
