@@ -62,7 +62,7 @@ def matrix_recurrence(
             none have bfloat16.
     """
     if runs_fused(q_BTHK):
-        from mixers.ops.kernels.chunked_recurrence import chunked_recurrence_method
+        from mixers.ops.kernels.chunked_recurrence import LEAST_CHANNELS, chunked_recurrence_method
         from mixers.ops.kernels.linear_recurrence import fits_recurrence, recurrence_method
 
         if fits_recurrence(q_BTHK.shape[-1], v_BTHV.shape[-1]):
@@ -71,7 +71,7 @@ def matrix_recurrence(
             g, bonus = at_least_float32(g_BTHK), at_least_float32(bonus_HK)
 
             # A loop over positions is slow with wide states. With one decay per head, products of chunks are exact.
-            wide = max(q.shape[-1], v.shape[-1]) > WIDE
+            wide = max(q.shape[-1], v.shape[-1]) > WIDE and v.shape[-1] >= LEAST_CHANNELS
             if wide and b is None and bonus is None and (g is None or g.shape[-1] == 1):
                 g = None if g is None else g.clamp(min=STRONGEST)
                 return over_runs(chunked_recurrence_method(torch.bfloat16), q, k, v, g)[0]
@@ -115,10 +115,10 @@ def weighted_recurrence(
     since, exceed 1.
     """
     if runs_fused(q_BTHK):
-        from mixers.ops.kernels.chunked_recurrence import chunked_recurrence_method
+        from mixers.ops.kernels.chunked_recurrence import LEAST_CHANNELS, chunked_recurrence_method
         from mixers.ops.kernels.linear_recurrence import fits_recurrence
 
-        if fits_recurrence(q_BTHK.shape[-1], v_BTHV.shape[-1]):
+        if fits_recurrence(q_BTHK.shape[-1], v_BTHV.shape[-1]) and v_BTHV.shape[-1] >= LEAST_CHANNELS:
             q, k, v = q_BTHK.bfloat16(), k_BTHK.bfloat16(), v_BTHV.bfloat16()
             g, i = at_least_float32(g_BTH1).clamp(min=STRONGEST), at_least_float32(i_BTH1)
             o_BTHV, n_BTH1 = over_runs(chunked_recurrence_method(torch.bfloat16, weighted=True), q, k, v, g, i)
