@@ -115,10 +115,11 @@ class Mamba3(MixerLayer):
         angle = turn.cumsum(1)
         q, k = _rotated(q, angle), _rotated(k, angle)
 
-        # Each position writes the pairs of the one before it.
+        # Each position writes the pairs of the one before it. Strengths multiply before the shift, because a compiler
+        # computes what is masked anew for each channel.
         strength = log_decay.exp() * (_before(now) + step - now)
-        k, v_before = _before(k), strength[..., None, :, None] * _before(v)
-        o = self._recurrence(q, k, v_before, log_decay)
+        strength = F.pad(strength[:, 1:], (0, 0, 0, 1))
+        o = self._recurrence(q, _before(k), _before(strength[..., None, :, None] * v), log_decay)
         return self._output(o + _weighted(own, v), v, gate)
 
     def init_state(self, batch: int) -> State:
@@ -151,7 +152,8 @@ class Mamba3(MixerLayer):
         gate, x, B, C = inputs.split(self.sizes, dim=-1)
         gate, x = (rearrange(y, "... (h v) -> ... h v", h=heads) for y in (gate, x))
 
-        B, C = (rearrange(y, "... (r n) -> ... r n", n=states) for y in (B, C))
+        # Norms read rows without gaps, which are copied here once for both passes.
+        B, C = (rearrange(y, "... (r n) -> ... r n", n=states).contiguous() for y in (B, C))
         k = at_least_float32(self.k_norm(B))[..., None, :] + self.k_bias_RHN
         q = at_least_float32(self.q_norm(C))[..., None, :] + self.q_bias_RHN
         return gate, x, k, q
