@@ -154,9 +154,9 @@ class Mamba3(MixerLayer):
 
         # Norms read rows without gaps, which are copied here once for both passes.
         B, C = (rearrange(y, "... (r n) -> ... r n", n=states).contiguous() for y in (B, C))
-        k = at_least_float32(self.k_norm(B))[..., None, :] + self.k_bias_RHN
-        q = at_least_float32(self.q_norm(C))[..., None, :] + self.q_bias_RHN
-        return gate, x, k, q
+        k, q = self.k_norm(B)[..., None, :], self.q_norm(C)[..., None, :]
+        k, q = k + self.k_bias_RHN.type_as(k), q + self.q_bias_RHN.type_as(q)
+        return gate, x, at_least_float32(k), at_least_float32(q)
 
     def _control(self, controls: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return Δ, A Δ and λ Δ (..., H), and by how much keys and queries turn (..., H, A)."""
@@ -187,7 +187,7 @@ class Mamba3(MixerLayer):
 
     def _output(self, o: Tensor, v: Tensor, gate: Tensor) -> Tensor:
         """Return the mixer's output from reads and values (..., R, H, V), and gates (..., H, V)."""
-        y = o + self.skip_H[:, None] * v
+        y = (o + self.skip_H[:, None] * v).type_as(gate)
         if self.config.rank == 1:
             y = y.squeeze(-3) * F.silu(gate)
         else:
