@@ -239,9 +239,9 @@ def short_convolution_method(dtype: torch.dtype, silu: bool, sizes: tuple[int, .
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensors, Tensors]:
         x, distance = evenly_spaced(x)
         outputs = []
-        for part, *of_part in parts(x, weight, bias):
+        for part, taps, own_bias in parts(x, weight, bias):
             y = x.new_empty(part.shape, dtype=dtype)
-            parameters, widths = _parameters(*of_part)
+            parameters, widths = _parameters(taps, own_bias)
             convolve_fwd_kernel[_grid(part)](
                 part, *parameters, y, *x.shape[1:3], distance, **widths, SILU=silu, **CONVOLVE
             )
@@ -257,10 +257,10 @@ def short_convolution_method(dtype: torch.dtype, silu: bool, sizes: tuple[int, .
         dx = x.new_empty(x.shape)
         sums = []
         dparts = dx.split(sizes or D, -1)
-        for (part, *of_part), dy, dpart in zip(parts(x, weight, bias), gradients, dparts, strict=True):
+        for (part, taps, own_bias), dy, dpart in zip(parts(x, weight, bias), gradients, dparts, strict=True):
             grid = _grid(part)
             dsums = weight.new_empty(R, B * grid[1], W + 1, part.shape[-1])
-            parameters, widths = _parameters(*of_part)
+            parameters, widths = _parameters(taps, own_bias)
             convolve_bwd_kernel[grid](
                 part, *parameters, dy.contiguous(), dpart, dsums, B, T, distance, X=D, **widths, SILU=silu, **CONVOLVE
             )

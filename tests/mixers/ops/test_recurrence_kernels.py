@@ -1,6 +1,8 @@
 """Kernels of the linear recurrence against the chunked form in float64: outputs and every gradient."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ triton = pytest.importorskip("triton")
 
 from mixers.ops.kernels.chunked_recurrence import chunked_recurrence_method  # noqa: E402
 from mixers.ops.kernels.linear_recurrence import recurrence_method  # noqa: E402
-from mixers.ops.linear_recurrence import matrix_recurrence  # noqa: E402
+from mixers.ops.linear_recurrence import matrix_recurrence, weighted_recurrence  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
 
@@ -137,6 +139,25 @@ def test_chunks_interpreted(kind: str, shape: tuple[int, int, int, int]) -> None
     assert max(errors(results(tensors, torch.float32, chunked=True), results(tensors, None))) <= ROUNDED_SUMS
 
 
+def outputs_and_gradients(operation: Callable[..., Any], tensors: Sequence[Tensor]) -> list[Tensor]:
+    leaves = [y.detach().requires_grad_() for y in tensors]
+    outputs = vmap(operation)(*leaves)
+    outputs = [outputs] if isinstance(outputs, Tensor) else [*outputs]
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(y.shape, generator=generator).to(y) for y in outputs]
+    return [*(y.detach() for y in outputs), *torch.autograd.grad(outputs, leaves, gradients)]
+
+
+@interpreted
+@pytest.mark.parametrize("shape", [(2, 1, 70, 2), (1, 1, 1, 1)], ids=["two chunks", "one position"])
+def test_weights_interpreted(shape: tuple[int, int, int, int]) -> None:
+    q, k, v, g = (y for y in draw(KINDS["RetNet"], *shape) if y is not None)
+    tensors = q, k, v, g, g - 1
+    chunked = partial(over_runs, chunked_recurrence_method(torch.float32, weighted=True))
+    got = outputs_and_gradients(chunked, [y.float() for y in tensors])
+    assert max(errors(got, outputs_and_gradients(weighted_recurrence, tensors))) <= ROUNDED_SUMS
+
+
 @interpreted
 def test_a_run_is_the_same_in_company() -> None:
     tensors = draw(KINDS["everything"], 3, 2, 4, 2)
@@ -183,6 +204,27 @@ def test_chunks_in_bfloat16(kind: str) -> None:
     tensors = draw(CHUNKED[kind], 2, 5, 200, 4, 8)
     tensors = [None if y is None else y.bfloat16().double() for y in tensors]
     assert max(errors(results(tensors, torch.bfloat16, chunked=True), results(tensors, None))) <= 2**-6
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("V", [1, 8, 64])
+@pytest.mark.parametrize("T", [32, 128])
+@pytest.mark.parametrize("row", [520, 528])
+@pytest.mark.parametrize("operation", [matrix_recurrence, weighted_recurrence])
+def test_as_in_a_search(operation: Callable[..., Any], row: int, T: int, V: int) -> None:
+    """Thousands of programs, which read slices of wider rows. With V = 1, compiled kernels for chunks were wrong."""
+    generator = torch.Generator().manual_seed(T)
+    rows = torch.randn(10, 128, T, row, generator=generator).bfloat16().to(DEVICE)
+    q, k = (rows[..., n : n + 256].unflatten(-1, (4, 64)) for n in (0, 256))
+    v = torch.randn(10, 128, T, 4, V, generator=generator).bfloat16().to(DEVICE)
+    decays = [-torch.rand(10, 128, T, 4, 1, generator=generator).to(DEVICE) for _ in range(2)]
+    rest = decays if operation is weighted_recurrence else decays[:1]
+
+    with torch.autocast("cuda", torch.bfloat16):
+        got = outputs_and_gradients(operation, [q, k, v, *rest])
+    want = outputs_and_gradients(operation, [y.float() for y in (q, k, v, *rest)])
+    assert max(errors(got, want)) <= 2**-6
 
 
 @pytest.mark.gpu
