@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from mixers.base import Shape, State
 from mixers.deltanet import EPS_RATIO, DeltaNet
 from mixers.mamba2 import ScalarDecay
+from mixers.ops.convolution import in_parts
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
 from mixers.parts import check_at_least, joined, linear
 
@@ -73,14 +74,14 @@ class DeltaProduct(DeltaNet):
 
     def mix(self, x_BTD: Tensor) -> Tensor:
         gate, *controls = joined(x_BTD, *self._maps)
-        q, k, v, g, b = self._pairs(self.convolution.parts(self.qkv(x_BTD), self._sizes), *controls)
+        q, k, v, g, b = self._pairs(self.convolution.parts(self.qkv(x_BTD), self._shapes), *controls)
         k, v, b = (y.flatten(1, 2) for y in (k, v, b))
         return self._gated(matrix_recurrence(q, k, v, g, b_BTHK=b), gate)
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         qkv_BD, convolution = self.convolution.step(self.qkv(x_BD), state["convolution"])
         gate, *controls = joined(x_BD, *self._maps)
-        q, k, v, g, b = self._pairs(qkv_BD.split(self._sizes, dim=-1), *controls)
+        q, k, v, g, b = self._pairs(in_parts(qkv_BD, self._shapes), *controls)
 
         # The decay acts before the first pair, and the query reads after the last.
         S_BHKK = state["S"]
@@ -94,22 +95,19 @@ class DeltaProduct(DeltaNet):
         return [self.gate, self.strength, *([self.step_size] if self.config.gated else [])]
 
     @property
-    def _sizes(self) -> list[int]:
-        """Return the channels of queries, keys and values."""
-        width, pairs = self.shape.width, self.config.householders
-        return [width, pairs * width, pairs * width]
+    def _shapes(self) -> list[tuple[int, ...]]:
+        """Return the shapes of a position's queries, keys and values."""
+        pairs, heads, channels = self.config.householders, self.config.heads, self.shape.width // self.config.heads
+        return [(heads, channels), *2 * [(pairs, heads, channels)]]
 
     def _pairs(
         self, qkv: Sequence[Tensor], strength: Tensor, step: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
         """Return queries (..., H, K), written keys and values (..., N, H, K), decays or None, and erased keys."""
-        heads, pairs = self.config.heads, self.config.householders
-        q = rearrange(qkv[0], "... (h k) -> ... h k", h=heads)
-        q = unit(q) * (EPS_RATIO / q.shape[-1]) ** 0.5
-        k, v = (rearrange(y, "... (n h k) -> ... n h k", n=pairs, h=heads) for y in qkv[1:])
-        k = unit(k)
+        q, k, v = qkv
+        q, k = unit(q) * (EPS_RATIO / q.shape[-1]) ** 0.5, unit(k)
 
-        strength = rearrange(strength.sigmoid(), "... (n h) -> ... n h 1", n=pairs)
+        strength = rearrange(strength.sigmoid(), "... (n h) -> ... n h 1", n=self.config.householders)
         if self.config.negative_eigenvalues:
             strength = 2 * strength
         g = None if step is None else self.decay(step)[1][..., None]

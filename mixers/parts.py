@@ -65,9 +65,9 @@ class ShortConvolution(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         return short_convolution(x_BTD, self.weight_DW, self.bias_D, silu=self.silu)
 
-    def parts(self, x_BTD: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-        """Return the outputs of the first channels, of the next ones, and so on."""
-        return split_convolution(x_BTD, self.weight_DW, self.bias_D, sizes, silu=self.silu)
+    def parts(self, x_BTD: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[Tensor, ...]:
+        """Return the outputs of the first channels, of the next ones, and so on, with channels of these shapes."""
+        return split_convolution(x_BTD, self.weight_DW, self.bias_D, shapes, silu=self.silu)
 
     def init_state(self, batch: int) -> Tensor:
         """Return the W - 1 newest inputs (B, W-1, D), oldest first: zeros."""

@@ -4,6 +4,7 @@ Dimensions beside those of ``mixers.base``: W taps.
 """
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -31,17 +32,26 @@ def short_convolution(x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None = 
 
 
 def split_convolution(
-    x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, sizes: Sequence[int], *, silu: bool = False
+    x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, shapes: Sequence[tuple[int, ...]], *, silu: bool = False
 ) -> tuple[Tensor, ...]:
-    """Return ``short_convolution`` in parts of these numbers of channels, which kernels write without gaps."""
+    """Return ``short_convolution`` in parts with channels of these shapes, which kernels write without gaps.
+
+    Kernels give parts their shapes themselves: with views, a compiler would not fuse what comes before their gradients.
+    """
     if runs_fused(x_BTD):
         from mixers.ops.kernels.short_convolution import fits_short_convolution, short_convolution_method
 
         if fits_short_convolution(weight_DW.shape[1]):
-            method = short_convolution_method(torch.bfloat16, silu, tuple(sizes))
+            method = short_convolution_method(torch.bfloat16, silu, tuple(shapes))
             return over_runs(method, x_BTD, weight_DW, bias_D)
 
-    return short_convolution(x_BTD, weight_DW, bias_D, silu=silu).split([*sizes], dim=-1)
+    return in_parts(short_convolution(x_BTD, weight_DW, bias_D, silu=silu), shapes)
+
+
+def in_parts(y: Tensor, shapes: Sequence[tuple[int, ...]]) -> tuple[Tensor, ...]:
+    """Return the parts of channels (..., D) that have these shapes."""
+    parts = y.split([prod(shape) for shape in shapes], dim=-1)
+    return tuple(part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True))
 
 
 def short_convolution_step(

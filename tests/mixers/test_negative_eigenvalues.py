@@ -40,7 +40,7 @@ def eigenvalues(layer: Any, x_BTD: Tensor) -> Tensor:
         _q, k, _v, g, a, b = layer._project(x_BTD, layer.convolution(layer.qkv(x_BTD)))[0]
     elif isinstance(layer, DeltaProduct):
         controls = [controls_of(x_BTD) for controls_of in layer._maps[1:]]
-        _q, k, _v, g, b = layer._pairs(layer.convolution.parts(layer.qkv(x_BTD), layer._sizes), *controls)
+        _q, k, _v, g, b = layer._pairs(layer.convolution.parts(layer.qkv(x_BTD), layer._shapes), *controls)
         k, a, b = k[:, :, 0], None, b[:, :, 0]
     else:
         _q, k, _v, g, a, b = layer._recurrence(x_BTD, layer.convolution(layer.qkv(x_BTD)))

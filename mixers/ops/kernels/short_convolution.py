@@ -17,6 +17,7 @@ computes D of the channels, and rows of dx are X numbers apart.
 """
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import torch
@@ -224,12 +225,13 @@ def fits_short_convolution(taps: int) -> bool:
     return taps <= 8
 
 
-def short_convolution_method(dtype: torch.dtype, silu: bool, sizes: tuple[int, ...] = ()) -> Method:
+def short_convolution_method(dtype: torch.dtype, silu: bool, shapes: tuple[tuple[int, ...], ...] = ()) -> Method:
     """``bias + sum_w weight_w x_{t-W+1+w}`` in ``dtype``, with ``silu`` times its sigmoid.
 
-    Tensors: x (R, B, T, D) of any width, weight (R, D, W) and bias (R, D) float32, or None. With sizes, the outputs are
-    parts of these numbers of channels, each without gaps in memory.
+    Tensors: x (R, B, T, D) of any width, weight (R, D, W) and bias (R, D) float32, or None. With shapes, the outputs
+    are parts with channels of these shapes, each without gaps in memory.
     """
+    sizes = tuple(map(prod, shapes))
 
     def parts(x: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         numbers = sizes or x.shape[-1:]
@@ -239,8 +241,8 @@ def short_convolution_method(dtype: torch.dtype, silu: bool, sizes: tuple[int, .
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensors, Tensors]:
         x, distance = evenly_spaced(x)
         outputs = []
-        for part, taps, own_bias in parts(x, weight, bias):
-            y = x.new_empty(part.shape, dtype=dtype)
+        for (part, taps, own_bias), shape in zip(parts(x, weight, bias), shapes or [x.shape[3:]], strict=True):
+            y = x.new_empty(*x.shape[:3], *shape, dtype=dtype)
             parameters, widths = _parameters(taps, own_bias)
             convolve_fwd_kernel[_grid(part)](
                 part, *parameters, y, *x.shape[1:3], distance, **widths, SILU=silu, **CONVOLVE

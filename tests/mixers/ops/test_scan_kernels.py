@@ -145,6 +145,20 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @interpreted
+def test_a_convolution_in_parts_is_the_whole() -> None:
+    """Outputs and gradients, bitwise."""
+    x, weight, dy = (normal(*shape, seed=0).float() for shape in [(2, 2, 5, 12), (2, 12, 4), (2, 2, 5, 12)])
+    whole, split = (short_convolution_method(torch.float32, True, shapes) for shapes in [(), ((4,), (2, 2, 2))])
+    (y,), parts = (method.forward(x, weight, None)[0] for method in (whole, split))
+    assert [part.shape[3:] for part in parts] == [(4,), (2, 2, 2)]
+    assert torch.equal(torch.cat([part.flatten(3) for part in parts], -1), y)
+
+    dparts = dy[..., :4], dy[..., 4:].unflatten(-1, (2, 2, 2))
+    got, want = split.backward(dparts, (x, weight, None), parts, ()), whole.backward((dy,), (x, weight, None), (y,), ())
+    assert all(torch.equal(a, b) for a, b in zip(got[:2], want[:2], strict=True))
+
+
+@interpreted
 @pytest.mark.parametrize("name", SMALL)
 def test_interpreted(name: str) -> None:
     assert max(errors(fused(SMALL[name], torch.float32), exact(SMALL[name]))) <= 1e-5
