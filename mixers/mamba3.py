@@ -115,11 +115,10 @@ class Mamba3(MixerLayer):
         angle = turn.cumsum(1)
         q, k = _rotated(q, angle), _rotated(k, angle)
 
-        # Each position writes the pairs of the one before it. Strengths multiply before the shift, because a compiler
-        # computes what is masked anew for each channel.
+        # Each position writes the pairs of the one before it.
         strength = log_decay.exp() * (_before(now) + step - now)
-        strength = F.pad(strength[:, 1:], (0, 0, 0, 1))
-        o = self._recurrence(q, _before(k), _before(strength[..., None, :, None] * v), log_decay)
+        k, v_before = _before(k), strength[..., None, :, None] * _before(v)
+        o = self._recurrence(q, k, v_before, log_decay)
         return self._output(o + _weighted(own, v), v, gate)
 
     def init_state(self, batch: int) -> State:
@@ -154,9 +153,9 @@ class Mamba3(MixerLayer):
 
         # Norms read rows without gaps, which are copied here once for both passes.
         B, C = (rearrange(y, "... (r n) -> ... r n", n=states).contiguous() for y in (B, C))
-        k, q = self.k_norm(B)[..., None, :], self.q_norm(C)[..., None, :]
-        k, q = k + self.k_bias_RHN.type_as(k), q + self.q_bias_RHN.type_as(q)
-        return gate, x, at_least_float32(k), at_least_float32(q)
+        k = at_least_float32(self.k_norm(B))[..., None, :] + self.k_bias_RHN
+        q = at_least_float32(self.q_norm(C))[..., None, :] + self.q_bias_RHN
+        return gate, x, k, q
 
     def _control(self, controls: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return Δ, A Δ and λ Δ (..., H), and by how much keys and queries turn (..., H, A)."""
@@ -187,7 +186,7 @@ class Mamba3(MixerLayer):
 
     def _output(self, o: Tensor, v: Tensor, gate: Tensor) -> Tensor:
         """Return the mixer's output from reads and values (..., R, H, V), and gates (..., H, V)."""
-        y = (o + self.skip_H[:, None] * v).type_as(gate)
+        y = o + self.skip_H[:, None] * v
         if self.config.rank == 1:
             y = y.squeeze(-3) * F.silu(gate)
         else:

@@ -30,8 +30,6 @@ from mixers.ops.numerics import at_least_float32, no_autocast, runs_fused
 from mixers.ops.runs import over_runs
 
 CHUNK = 16
-WIDE = 32
-"""Largest width of keys and of values for which the kernel that loops over positions is preferred."""
 STRONGEST = -60.0
 """Logarithm of the strongest decay that differs from zero. With stronger ones, running sums would lose precision."""
 
@@ -58,11 +56,11 @@ def matrix_recurrence(
         a_BTHK: left factors of the rank-one part of the transition, if any; only with ``b_BTHK``.
         b_BTHK: right factors; without left ones, those of the second form above.
         bonus_HK: if given, o_t = q_t^T (S_{t-1} + diag(bonus) k_t v_t^T) in place of q_t^T S_t (RWKV-6).
-        outputs: type of the outputs of our kernels, and of their gradients; heads wider than ``WIDE`` with one decay or
-            none have bfloat16.
+        outputs: type of the outputs of our kernels, and of their gradients; with values of 64 channels and one decay
+            or none, bfloat16.
     """
     if runs_fused(q_BTHK):
-        from mixers.ops.kernels.chunked_recurrence import LEAST_CHANNELS, chunked_recurrence_method
+        from mixers.ops.kernels.chunked_recurrence import VALUES, chunked_recurrence_method
         from mixers.ops.kernels.linear_recurrence import fits_recurrence, recurrence_method
 
         if fits_recurrence(q_BTHK.shape[-1], v_BTHV.shape[-1]):
@@ -71,8 +69,7 @@ def matrix_recurrence(
             g, bonus = at_least_float32(g_BTHK), at_least_float32(bonus_HK)
 
             # A loop over positions is slow with wide states. With one decay per head, products of chunks are exact.
-            wide = max(q.shape[-1], v.shape[-1]) > WIDE and v.shape[-1] >= LEAST_CHANNELS
-            if wide and b is None and bonus is None and (g is None or g.shape[-1] == 1):
+            if v.shape[-1] == VALUES and b is None and bonus is None and (g is None or g.shape[-1] == 1):
                 g = None if g is None else g.clamp(min=STRONGEST)
                 return over_runs(chunked_recurrence_method(torch.bfloat16), q, k, v, g)[0]
             q, k = (y.expand(*y.shape[:2], v.shape[2], -1) for y in (q, k))
@@ -115,10 +112,10 @@ def weighted_recurrence(
     since, exceed 1.
     """
     if runs_fused(q_BTHK):
-        from mixers.ops.kernels.chunked_recurrence import LEAST_CHANNELS, chunked_recurrence_method
+        from mixers.ops.kernels.chunked_recurrence import VALUES, chunked_recurrence_method
         from mixers.ops.kernels.linear_recurrence import fits_recurrence
 
-        if fits_recurrence(q_BTHK.shape[-1], v_BTHV.shape[-1]) and v_BTHV.shape[-1] >= LEAST_CHANNELS:
+        if fits_recurrence(q_BTHK.shape[-1], v_BTHV.shape[-1]) and v_BTHV.shape[-1] == VALUES:
             q, k, v = q_BTHK.bfloat16(), k_BTHK.bfloat16(), v_BTHV.bfloat16()
             g, i = at_least_float32(g_BTH1).clamp(min=STRONGEST), at_least_float32(i_BTH1)
             o_BTHV, n_BTH1 = over_runs(chunked_recurrence_method(torch.bfloat16, weighted=True), q, k, v, g, i)

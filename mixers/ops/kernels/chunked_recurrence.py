@@ -43,10 +43,13 @@ from mixers.ops.method import Method, Optionals, Tensors
 
 CHUNK = {"C": 64, "num_warps": 4, "num_stages": 2}
 LEAST_CHANNELS = 16
-"""Least number of channels that tensor cores take, and of values with which ``mixers.ops`` calls these kernels.
+"""Least number of channels that tensor cores take."""
+VALUES = 64
+"""Channels of values with which ``mixers.ops`` calls these kernels.
 
-With values of one channel and keys of 64 in bfloat16, the compiled forward kernel returned NaN on an H200 or ended with
-an illegal memory access. In Triton's interpreter it is right; the cause is not known.
+With 24 or one, keys of 64 and thousands of programs in bfloat16, compiled kernels returned wrong numbers on an H200 or
+ended with illegal memory accesses (Triton 3.6). With 64 they are right, and in Triton's interpreter with all. The cause
+is not known.
 """
 
 
