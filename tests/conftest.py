@@ -17,8 +17,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the test that takes longest, which would be the last one, with one processor at work."""
-    items.sort(key=lambda item: "test_an_installed_wheel" not in item.name)
+    """Begin with the test that takes longest, which would be the last one, with one processor at work.
+
+    Then come the modules whose processes are forks: one worker takes them, and one server imports what they need.
+    """
+    items.sort(key=lambda item: ("test_an_installed_wheel" not in item.name, not hasattr(item.module, "forks")))
 
 
 def pytest_collection_finish() -> None:

@@ -12,7 +12,7 @@ import torch
 
 LATER = (
     *("datasets", "tokenizers", "torch._dynamo", "torch.distributed.checkpoint.state_dict"),
-    *("matplotlib.backends.backend_agg", "optuna_dashboard"),
+    "matplotlib.backends.backend_agg",
 )
 """What the programs import when they train."""
 PRELOADED = ("runners.mad.__main__", "runners.c4.__main__", "runners.c4.train", *LATER)
