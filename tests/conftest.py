@@ -1,6 +1,7 @@
 """Threads of a process that runs tests, and what stays in its memory to the end."""
 
 import gc
+import logging
 import os
 
 import pytest
@@ -31,6 +32,11 @@ def pytest_collection_finish() -> None:
     """
     if workers:
         import torch._dynamo  # noqa: F401  # which every worker imports sooner or later, a third of all objects
+
+    # Before and after each part of a test, pytest attends to every logger that does not pass its records on.
+    for logger in logging.Logger.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.startswith("torch."):
+            logger.propagate = True
 
     gc.collect()
     gc.freeze()
