@@ -1,6 +1,7 @@
 """Threads of a process that runs tests, and what stays in its memory to the end."""
 
 import gc
+import logging
 import os
 
 import pytest
@@ -17,8 +18,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the test that takes longest, which would be the last one, with one processor at work."""
-    items.sort(key=lambda item: "test_an_installed_wheel" not in item.name)
+    """Begin with the test that takes longest, which would be the last one, with one processor at work.
+
+    Then come the modules whose processes are forks: one worker takes them, and one server imports what they need.
+    """
+    items.sort(key=lambda item: ("test_an_installed_wheel" not in item.name, not hasattr(item.module, "forks")))
 
 
 def pytest_collection_finish() -> None:
@@ -28,6 +32,11 @@ def pytest_collection_finish() -> None:
     """
     if workers:
         import torch._dynamo  # noqa: F401  # which every worker imports sooner or later, a third of all objects
+
+    # Before and after each part of a test, pytest attends to every logger that does not pass its records on.
+    for logger in logging.Logger.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.startswith("torch."):
+            logger.propagate = True
 
     gc.collect()
     gc.freeze()

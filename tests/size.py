@@ -6,27 +6,18 @@ A statement is one of Python's syntax tree; docstrings do not count.
 """
 
 import ast
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("mixers", "tasks", "runners", "tests")
 PROGRAMS = ("runners.mad.__main__", "runners.c4.__main__")
-LOAD = """
-import importlib, sys
-for program in sys.argv[1:]:
-    importlib.import_module(program)
-    found = sorted(name for name in sys.modules if name.partition(".")[0] == "runners")
-    print(*found)
-    for name in found:
-        del sys.modules[name]
-"""
-"""Prints what the import of each program loads, and forgets it."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -97,9 +88,17 @@ def used_once(folder: str) -> tuple[list[str], int]:
 
 @cache
 def loaded_by_programs() -> dict[str, list[str]]:
-    """Return the files of ``runners`` that the import of each program loads, in one process that imports both."""
-    done = subprocess.check_output([sys.executable, "-c", LOAD, *PROGRAMS], cwd=ROOT, text=True)
-    return dict(zip(PROGRAMS, map(str.split, done.splitlines()), strict=True))
+    """Return the files of ``runners`` that the import of each program loads, one after the other in this process."""
+
+    def forget() -> dict[str, ModuleType]:
+        return {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == "runners"}
+
+    before, found = forget(), {}
+    for program in PROGRAMS:
+        import_module(program)
+        found[program] = sorted(forget())
+    sys.modules.update(before)
+    return found
 
 
 def imports(package: str) -> dict[str, set[str]]:

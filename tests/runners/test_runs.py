@@ -6,7 +6,7 @@ from pathlib import Path
 
 from runners.records import RECORD
 from runners.runs import LOCK, claimed, is_finished
-from tests.runners.processes import start, wait_for
+from tests.runners.processes import forks, wait_for
 
 
 def hold(folder: Path) -> None:
@@ -38,7 +38,8 @@ def test_a_run_is_finished_between_the_look_and_the_lock(tmp_path: Path) -> None
 
 
 def test_the_run_of_a_killed_process_is_free_and_cleared(tmp_path: Path) -> None:
-    process = start(hold, tmp_path)
+    process = forks().Process(target=hold, args=(tmp_path,), daemon=True)
+    process.start()
     wait_for((tmp_path / "process").exists)
     with claimed([tmp_path]) as mine:
         assert mine == []

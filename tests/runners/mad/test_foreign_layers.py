@@ -1,10 +1,8 @@
 """What is refused of a layer before it is trained, and that no layer of the project would be."""
 
 import json
-import os
 import pickle
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -33,6 +31,7 @@ from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Optimizer, Run
 from tests.mixers import strangers
 from tests.runners.mad.commands import planned
+from tests.runners.processes import forks
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[3]
@@ -448,16 +447,24 @@ def test_the_layers_that_the_documentation_shows_train(
     )
 
 
+def write_strength(folder: Path) -> None:
+    """Body of a process: build the model of a pickled experiment, and write its option to a file."""
+    sys.path.insert(0, str(DOCUMENTED))
+    model = pickle.loads((folder / "experiment").read_bytes()).build()
+    (folder / "strength").write_text(str(model.stack[0].mixer.strength))
+
+
 def test_a_plain_module_reaches_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There the class of its settings is made again."""
     monkeypatch.syspath_prepend(DOCUMENTED)
     name = "running_mean:RunningMean"
     _, (experiment,) = planned([*COMMAND, "--mixer", name, "--mixer.strength", "0.8"])
     (tmp_path / "experiment").write_bytes(pickle.dumps(replace(experiment)))
-    code = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).build().stack[0].mixer.strength)"
-    command = [sys.executable, "-c", code, str(tmp_path / "experiment")]
-    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(DOCUMENTED)])}
-    assert subprocess.run(command, env=os.environ | paths, capture_output=True, check=True, text=True).stdout == "0.8\n"
+    process = forks().Process(target=write_strength, args=(tmp_path,), daemon=True)
+    process.start()
+    process.join(100)
+    assert process.exitcode == 0
+    assert (tmp_path / "strength").read_text() == "0.8"
 
 
 class Spare(nn.Module):

@@ -322,8 +322,8 @@ def test_a_killed_search_resumes_from_its_checkpoints_and_repeats_nothing(tmp_pa
 
 
 def run_on_two_devices(arguments: Sequence[str], output: Path) -> None:
-    """Body of a process: the program, whose second device has a process of its own."""
-    context = forks()
+    """Body of a process: the program, whose second device has a process of its own, here a fork of this one."""
+    context = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda kind: context  # type: ignore[assignment]
     search.find_devices = lambda name: [torch.device("cpu")] * 2
     progress.SECONDS_TO_FIRST_LINE = 0.0
@@ -331,7 +331,7 @@ def run_on_two_devices(arguments: Sequence[str], output: Path) -> None:
 
 
 def test_two_devices_share_a_grid(tmp_path: Path) -> None:
-    command = [*COMMAND, "--out", str(tmp_path), "--steps", "200"]
+    command = [*COMMAND, "--out", str(tmp_path), "--steps", "40"]
     both = forks().Process(target=run_on_two_devices, args=(command, tmp_path / "output.txt"))
     both.start()
     both.join(300)

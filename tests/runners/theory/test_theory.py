@@ -53,11 +53,11 @@ def test_the_command_checks_everything_and_leaves_json_and_a_figure(
     assert (tmp_path / "theory" / "path-lengths.png").stat().st_size > 10_000
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_exit_status_1_if_the_blocks_do_not_change_places(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks = simulation.blocks
+    monkeypatch.setattr("runners.theory.__main__.plot_path_lengths", lambda *_: None)
     monkeypatch.setattr(simulation, "blocks", lambda width, layer: blocks(width, 0))
     with pytest.raises(SystemExit) as stop:
         main(["--out", str(tmp_path)])
