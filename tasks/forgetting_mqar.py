@@ -74,8 +74,8 @@ class ForgettingRecall(Task):
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {"updates": (0, 4, 16), "vocab_size": (512, 2048, 8192)}
     ladder = Ladder(
         axis="keys written again",
-        rungs={updates: {"updates": updates} for updates in (0, 2, 4, 8, 16, 32)},
-        shared={"pairs": 32, "length": 256},
+        rungs={updates: {"updates": updates} for updates in (0, 1, 2, 4, 8, 16)},
+        shared={"pairs": 16, "length": 96},
     )
     config: Config
 

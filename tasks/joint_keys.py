@@ -73,9 +73,9 @@ class JointKeys(Task):
         axis="keys of each kind",
         rungs={
             grid: {"grid": grid, "length": length}
-            for grid, length in {2: 64, 3: 64, 4: 128, 6: 256, 8: 384, 10: 600}.items()
+            for grid, length in {2: 32, 3: 64, 4: 96, 5: 160, 6: 216, 7: 296}.items()
         },
-        shared={"vocab_size": 384},
+        shared={"vocab_size": 192},
     )
     config: Config
 

@@ -79,7 +79,7 @@ class ModularArithmetic(Extrapolation):
     ladder = Ladder(
         # Below 20 tokens there are too few expressions for a test split that training does not show.
         axis="length",
-        rungs={length: {"length": length} for length in (20, 32, 48, 80, 128, 256)},
+        rungs={length: {"length": length} for length in (20, 32, 40, 64, 96, 128)},
         # Half as many sequences again, because the shortest expressions repeat.
         shared={"extrapolation_factors": (), "train_examples": FRESH * 3 // 2},
     )

@@ -92,9 +92,9 @@ class MultiQueryRecall(Extrapolation):
         axis="pairs",
         rungs={
             pairs: {"pairs": pairs, "length": length}
-            for pairs, length in {4: 64, 8: 128, 16: 256, 32: 256, 64: 256, 128: 512}.items()
+            for pairs, length in {4: 32, 8: 48, 12: 64, 16: 64, 32: 128, 64: 256}.items()
         },
-        shared={"vocab_size": 512, "extrapolation_factors": ()},
+        shared={"vocab_size": 256, "extrapolation_factors": ()},
     )
     config: Config
 
