@@ -70,7 +70,7 @@ class FlipFlop(Task):
     ladder = Ladder(
         # Below 64 tokens there are too few sequences for a test split that training does not show.
         axis="length",
-        rungs={length: {"length": length} for length in (64, 80, 96, 128, 192, 256)},
+        rungs={length: {"length": length} for length in (64, 80, 96, 128, 160, 192)},
     )
     config: Config
 

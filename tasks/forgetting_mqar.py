@@ -81,8 +81,8 @@ class ForgettingRecall(Task):
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {"updates": (0, 4, 16), "vocab_size": (512, 2048, 8192)}
     ladder = Ladder(
         axis="keys written again",
-        rungs={updates: {"updates": updates} for updates in (0, 1, 2, 4, 8, 16)},
-        shared={"pairs": 16, "length": 96},
+        rungs={updates: {"updates": updates} for updates in (0, 1, 2, 4, 6, 8)},
+        shared={"pairs": 8, "length": 48, "vocab_size": 64},
     )
     config: Config
 

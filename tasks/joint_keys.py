@@ -78,10 +78,9 @@ class JointKeys(Task):
     ladder = Ladder(
         axis="keys of each kind",
         rungs={
-            grid: {"grid": grid, "length": length}
+            grid: {"grid": grid, "length": length, "vocab_size": max(48, 3 * grid**2)}
             for grid, length in {2: 32, 3: 64, 4: 96, 5: 160, 6: 216, 7: 296}.items()
         },
-        shared={"vocab_size": 192},
     )
     config: Config
 
