@@ -272,7 +272,7 @@ def defaults(preset: str, **given: Any) -> Options:
         **given: options that are given, or None.
     """
     options, _ = PRESETS.get(preset, PRESETS["grid"])  # type: ignore[call-overload]
-    on_a_cpu = given.get("device") == "cpu" or not torch.cuda.is_available()
+    on_a_cpu = given.get("device", options.device) == "cpu" or not torch.cuda.is_available()
     if preset == "profile" and on_a_cpu:
         options = replace(options, **ON_A_CPU)
     if given.get("epochs") is not None and given.get("steps") is None:

@@ -146,18 +146,19 @@ def draw_scores(found: pd.DataFrame) -> Figure:
     """Draw the heat map of scores: a row for each layer, a column for each ability; the best mean is on top."""
     values = found.pivot(index="layer", columns="task", values="score")
     values = values.loc[values.mean(axis=1).sort_values(ascending=False).index, [t for t in TASKS if t in values]]
+    stars = found.assign(star=np.where(found["edge"], STAR, "")).pivot(index="layer", columns="task", values="star")
+    stars = stars.reindex_like(values)
     figure = Figure(figsize=(4 + 0.6 * values.shape[1], 2 + 0.25 * len(values)), layout="constrained")
     axes = figure.subplots()
     axes.imshow(values, cmap=COLORS, vmin=0, vmax=1, aspect="auto")
     for at, score in np.ndenumerate(values.to_numpy()):
         if not np.isnan(score):
-            axes.text(
-                at[1], at[0], f"{score:.2f}", ha="center", va="center", color=DARK if score > 0.6 else LIGHT, fontsize=8
-            )
+            text, ink = f"{score:.2f}{stars.iat[at]}", DARK if score > 0.6 else LIGHT
+            axes.text(at[1], at[0], text, ha="center", va="center", color=ink, fontsize=8)
     axes.set_yticks(range(len(values)), [*values.index], fontsize=8)
     axes.set_xticks(
         range(values.shape[1]), [*values.columns], rotation=40, ha="right", rotation_mode="anchor", fontsize=8
     )
     axes.tick_params(length=0)
-    axes.set_title("score of each ability: 0 chance, 1 ceiling, mean over six rungs", fontsize=10)
+    axes.set_title(f"score of each ability: 0 chance, 1 ceiling, mean over six rungs; {STAR} largest rate", fontsize=10)
     return figure

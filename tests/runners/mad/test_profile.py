@@ -63,6 +63,9 @@ def test_the_rate_is_that_of_the_third_rung_over_all_seeds_and_intervals_are_ove
         {"mean": row["score"], "low": row["score.low"], "high": row["score.high"]}
     )
     assert row["capacity.low"] < row["capacity"] < row["capacity.high"]
+    assert not row["edge"]
+    largest = table(*ladder({3: [0.9] * 2}, lr=2e-2), *ladder({3: [0.1] * 2}, lr=7e-3))
+    assert abilities(seed_scores(largest))["edge"].item()
 
 
 @pytest.mark.parametrize(
