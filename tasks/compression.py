@@ -64,7 +64,7 @@ class Compression(Task):
     ladder = Ladder(
         # Below 10 tokens there are too few sequences for a test split that training does not show.
         axis="tokens",
-        rungs={count: {"length": count + 1} for count in (10, 16, 24, 32, 48, 64)},
+        rungs={count: {"length": count + 1} for count in (10, 15, 23, 31, 47, 63)},
     )
     config: Config
 

@@ -132,8 +132,8 @@ class Copying(Task):
         # Below 8 letters there are too few strings for a test split that training does not show.
         axis="letters",
         rungs={
-            letters: {"min_length": letters // 2, "max_length": letters, "eval_length": letters}
-            for letters in (8, 12, 20, 32, 50, 80)
+            letters: {"min_length": letters // 2, "max_length": letters, "eval_length": letters, "context": context}
+            for letters, context in {8: 64, 12: 64, 16: 64, 24: 64, 40: 96, 60: 128}.items()
         },
         shared={"extrapolation_lengths": ()},
     )

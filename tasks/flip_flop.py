@@ -36,6 +36,13 @@ class FlipFlop(Task):
         scored   . . ^ . . . ^ . ^ . ^ . . . ^ .
 
     Source: Liu et al. 2023 (arXiv:2306.00946), FFL(0.8) with FFL(0.98) and FFL(0.1) for evaluation.
+
+    Differs from the reference:
+        Liu et al. 2023, arXiv:2306.00946.
+
+        - training: 12,800 sequences, each read 200 times; theirs draws new ones.
+        - evaluation: 1,280 sequences in each set, too few to see errors that are rare; theirs counts them on larger
+          sets.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -63,7 +70,7 @@ class FlipFlop(Task):
     ladder = Ladder(
         # Below 64 tokens there are too few sequences for a test split that training does not show.
         axis="length",
-        rungs={length: {"length": length} for length in (64, 96, 128, 192, 256, 512)},
+        rungs={length: {"length": length} for length in (64, 80, 96, 128, 160, 192)},
     )
     config: Config
 

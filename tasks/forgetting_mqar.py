@@ -29,8 +29,15 @@ class ForgettingRecall(Task):
         targets   _  _  _  _  _  _  _  _  _  _  _  _  8  _  6  _  _  _ 11  _
         scored    .  .  .  .  .  .  .  .  .  .  .  .  ^  .  ^  .  .  .  ^  .
 
-    Source: https://github.com/HazyResearch/zoology, ``forgetting_mqar.py``. There a new value differs from the key's
-    old one alone, and fillers are random tokens by default, keys and values among them.
+    Source: https://github.com/HazyResearch/zoology, ``forgetting_mqar.py``.
+
+    Differs from the reference:
+        https://github.com/HazyResearch/zoology, zoology/data/forgetting_mqar.py.
+
+        - sequences: all values differ; in theirs a new value differs from the key's old one alone. Token 0 stands where
+          nothing is asked; theirs has random tokens there, keys and values among them (``random_non_queries``).
+          ``alpha`` is 0.1; theirs is 0.01 (``power_a``), so that queries come sooner.
+        - training: 12,800 sequences with 16 pairs and 8 updates; the default of theirs is 8 pairs and 4 updates.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -74,8 +81,8 @@ class ForgettingRecall(Task):
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {"updates": (0, 4, 16), "vocab_size": (512, 2048, 8192)}
     ladder = Ladder(
         axis="keys written again",
-        rungs={updates: {"updates": updates} for updates in (0, 2, 4, 8, 16, 32)},
-        shared={"pairs": 32, "length": 256},
+        rungs={updates: {"updates": updates} for updates in (0, 1, 2, 4, 6, 8)},
+        shared={"pairs": 8, "length": 48, "vocab_size": 64},
     )
     config: Config
 

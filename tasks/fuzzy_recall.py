@@ -90,7 +90,10 @@ class FuzzyInContextRecall(Task):
 
     name = "fuzzy-in-context-recall"
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = SWEEPS
-    ladder = Ladder(axis="tokens of a motif", rungs={longest: {"max_motif": longest} for longest in range(1, 7)})
+    ladder = Ladder(
+        axis="tokens of a motif",
+        rungs={longest: {"max_motif": longest, "length": 64 if longest < 4 else 128} for longest in range(1, 7)},
+    )
     config: Config
 
     @property

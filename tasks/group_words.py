@@ -48,9 +48,16 @@ class GroupWords(RunningProduct):
         targets   4  4  0  4  1  5  3  1
         scored    ^  ^  ^  ^  ^  ^  ^  ^
 
-    Source: Merrill et al. 2024 (arXiv:2404.08819), whose groups of 60 elements are ``Z60``, ``A4xZ5`` and ``A5``. Their
-    groups have one token for each element. The tasks ``parity`` (Z2) and ``s5-permutations`` are words of the same
-    kind, in streams of their own.
+    Source: Merrill et al. 2024 (arXiv:2404.08819), whose groups of 60 elements are ``Z60``, ``A4xZ5`` and ``A5``. The
+    tasks ``parity`` (Z2) and ``s5-permutations`` are words of the same kind, in streams of their own.
+
+    Differs from the reference:
+        Merrill et al. 2024, section 5, and https://github.com/jopetty/word-problem.
+
+        - tokens: permutations are numbered in lexicographic order of their images, and the one that is read first acts
+          first; theirs have the numbers of the package abstract_algebra.
+        - training: 12,800 sequences of 16 elements; theirs has a data set for each length.
+        - added: several tokens for each element (``copies``).
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -30,8 +30,14 @@ class JointKeys(Task):
         targets   _  _  _  _  _  _  _  _  _  _  _  _  _  8  _  _ 10  _  _  9  _  _ 11  _
         scored    .  .  .  .  .  .  .  .  .  .  .  .  .  ^  .  .  ^  .  .  ^  .  .  ^  .
 
-    Source: https://github.com/HazyResearch/zoology, ``compositional_ar.py``. There fillers are random tokens by
-    default, keys and values among them.
+    Source: https://github.com/HazyResearch/zoology, ``compositional_ar.py``.
+
+    Differs from the reference:
+        https://github.com/HazyResearch/zoology, zoology/data/compositional_ar.py.
+
+        - sequences: token 0 stands where nothing is asked; theirs has random tokens there, keys and values among them
+          (``random_non_queries``). ``alpha`` is 0.1; theirs is 0.01 (``power_a``), so that queries come sooner.
+        - training: 12,800 sequences with a grid of 4 by 4; the default of theirs is 2 by 2.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -72,10 +78,9 @@ class JointKeys(Task):
     ladder = Ladder(
         axis="keys of each kind",
         rungs={
-            grid: {"grid": grid, "length": length}
-            for grid, length in {2: 64, 3: 64, 4: 128, 6: 256, 8: 384, 10: 600}.items()
+            grid: {"grid": grid, "length": length, "vocab_size": max(48, 3 * grid**2)}
+            for grid, length in {2: 32, 3: 64, 4: 96, 5: 160, 6: 216, 7: 296}.items()
         },
-        shared={"vocab_size": 384},
     )
     config: Config
 

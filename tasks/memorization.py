@@ -64,7 +64,9 @@ class Memorization(Task):
     name = "memorization"
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {"vocab_size": (512, 1024, 2048, 4096, 8192)}
     ladder = Ladder(
-        axis="keys", rungs={keys: {"vocab_size": 2 * keys + 1} for keys in (128, 512, 1024, 2048, 4096, 8192)}
+        axis="keys",
+        rungs={keys: {"vocab_size": 2 * keys + 1} for keys in (512, 1024, 2048, 4096, 8192, 16384)},
+        shared={"length": 16},
     )
     config: Config
 

@@ -40,8 +40,16 @@ class ModularArithmetic(Extrapolation):
         scored   . . . . . . . . . . . . . ^
 
     Source: Delétang et al. 2023 (arXiv:2207.02098), "modular arithmetic (simple)" and "modular arithmetic"; lengths and
-    the scored position of Grazzi et al. 2025 (arXiv:2411.12537), who train at lengths of 3 to 40. In their public codes
-    ``*`` within brackets is an option.
+    the scored position of Grazzi et al. 2025 (arXiv:2411.12537).
+
+    Differs from the reference:
+        Delétang et al. 2023 and https://github.com/google-deepmind/neural_networks_chomsky_hierarchy,
+        tasks/regular/modular_arithmetic.py and tasks/dcf/modular_arithmetic_brackets.py.
+
+        - sequences: within brackets ``*`` is as frequent as ``+`` and ``-``; in theirs it is an option.
+        - training: 12,800 expressions of 4 to 40 tokens, each read 200 times; theirs draws new ones of 1 to 40 tokens
+          for every batch.
+        - evaluation: 40, 80 and 160 tokens; theirs has lengths up to 500.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -79,7 +87,7 @@ class ModularArithmetic(Extrapolation):
     ladder = Ladder(
         # Below 20 tokens there are too few expressions for a test split that training does not show.
         axis="length",
-        rungs={length: {"length": length} for length in (20, 32, 48, 80, 128, 256)},
+        rungs={length: {"length": length} for length in (20, 32, 40, 64, 96, 128)},
         # Half as many sequences again, because the shortest expressions repeat.
         shared={"extrapolation_factors": (), "train_examples": FRESH * 3 // 2},
     )

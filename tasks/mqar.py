@@ -89,12 +89,13 @@ class MultiQueryRecall(Extrapolation):
         "pairs": (4, 8, 32),
     }
     ladder = Ladder(
+        # Four tokens of the vocabulary for each pair, or 64: with 256 a layer needs far longer to begin to learn.
         axis="pairs",
         rungs={
-            pairs: {"pairs": pairs, "length": length}
-            for pairs, length in {4: 64, 8: 128, 16: 256, 32: 256, 64: 256, 128: 512}.items()
+            pairs: {"pairs": pairs, "length": length, "vocab_size": max(64, 4 * pairs)}
+            for pairs, length in {4: 32, 6: 32, 8: 48, 16: 64, 32: 128, 64: 256}.items()
         },
-        shared={"vocab_size": 512, "extrapolation_factors": ()},
+        shared={"extrapolation_factors": ()},
     )
     config: Config
 

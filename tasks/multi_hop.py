@@ -30,8 +30,14 @@ class MultiHop(Task):
         targets  _ _ _ _ _ _ _ _ _ _ _ 4 _ 1 _ 3
         scored   . . . . . . . . . . . ^ . ^ . ^
 
-    Source: Allen-Zhu 2025 (arXiv:2512.17351), "Depo". There the number of nodes varies, nodes have names of one or more
-    tokens, and the answer stands behind each query.
+    Source: Allen-Zhu 2025 (arXiv:2512.17351), "Depo".
+
+    Differs from the reference:
+        Allen-Zhu 2025, arXiv:2512.17351, "Depo".
+
+        - tokens: a node is one token; in theirs its name has one or more.
+        - sequences: 16 nodes; in theirs their number varies. The answer does not follow its query; in theirs it does.
+        - evaluation: the largest number of hops alone.
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,13 @@ class InContextRecall(Task):
 
     name = "in-context-recall"
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = SWEEPS
-    ladder = Ladder(axis="vocabulary", rungs={size: {"vocab_size": size} for size in (8, 16, 32, 64, 128, 256)})
+    ladder = Ladder(
+        axis="vocabulary",
+        rungs={
+            size: {"vocab_size": size, "length": length}
+            for size, length in {8: 64, 16: 64, 32: 64, 64: 64, 128: 128, 256: 128}.items()
+        },
+    )
     config: Config
 
     @property
@@ -144,11 +150,11 @@ class NoisyInContextRecall(Task):
         "noise_fraction": (0.4, 0.6, 0.8),
     }
     ladder = Ladder(
-        # About 24 slots without noise in each sequence.
+        # About 13 slots without noise in each sequence.
         axis="noise",
         rungs={
             noise: {"noise_fraction": noise, "length": length}
-            for noise, length in {0.2: 60, 0.4: 80, 0.6: 120, 0.7: 160, 0.8: 240, 0.9: 480}.items()
+            for noise, length in {0.2: 32, 0.4: 42, 0.6: 64, 0.7: 86, 0.8: 128, 0.85: 172}.items()
         },
     )
     config: Config

@@ -71,7 +71,13 @@ class SelectiveCopying(Task):
         "train_examples": (6400, 3200, 1600, 800),
         "tokens_to_copy": (32, 64, 96),
     }
-    ladder = Ladder(axis="tokens to copy", rungs={count: {"tokens_to_copy": count} for count in (4, 8, 16, 32, 64, 96)})
+    ladder = Ladder(
+        axis="tokens to copy",
+        rungs={
+            count: {"tokens_to_copy": count, "length": length}
+            for count, length in {4: 64, 8: 64, 16: 64, 24: 96, 32: 128, 48: 128}.items()
+        },
+    )
     config: Config
 
     @property

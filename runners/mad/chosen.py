@@ -29,12 +29,22 @@ MODEL, CHECKPOINT = "model.safetensors", "checkpoint.safetensors"
 def runs_of(experiment: Experiment, options: Options) -> Sequence[Run]:
     """Return the runs that are trained of an experiment before any repeats: the grid of the options.
 
-    In a profile the third rung has the grid; the other rungs have the point that it chose. A rung has no runs while one
-    between them is not finished, beyond one that is lost, and below one at its ceiling.
+    In a profile the third rung has the grid: first all but its smallest and largest learning rate, then one of these if
+    its neighbour is the best, below the ceiling. The other rungs have the point that it chose. A rung has no runs while
+    one between them is not finished, beyond one that is lost, and below one at its ceiling.
     """
-    rung = experiment.rung
-    if options.preset != "profile" or rung is None or rung == START:
+    rung, lrs = experiment.rung, sorted({run.lr for run in options.runs})
+    if options.preset != "profile" or rung is None or (rung == START and len(lrs) < 4):
         return options.runs
+    if rung == START:
+        inner = [run for run in options.runs if run.lr in lrs[1:-1]]
+        table = table_of(read_runs(experiment, inner, options.out))
+        if len(table) < len(inner):
+            return inner
+        best = choose(table)
+        further = {lrs[1]: lrs[0], lrs[-2]: lrs[-1]}.get(best[0]) if best else lrs[0]
+        full = best is not None and rescaled(table[table["lr"] == best[0]], "validation").mean() >= FULL
+        return inner if full else [*inner, *(run for run in options.runs if run.lr == further)]
     start = experiment.at_rung(START)
     point = None if missing_runs(start, options) else chosen_and_repeats(start, options)[0]
     if point is None:

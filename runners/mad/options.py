@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
+import torch
+
 from mixers import MIXERS
 from mixers.base import Shape
 from mixers.matching import Figure
@@ -34,6 +36,8 @@ MOST = {"seeds": 10**4, "evaluations": 10**5, "layers": 10**3}
 BOUNDS = {"lr": (1e-8, 10.0), "weight_decay": (0.0, 10.0)}
 """Smallest and largest values; AdamW changes each parameter by about ``lr`` in a step."""
 
+ON_A_CPU: dict[str, Any] = {"steps": 1_000, "batch_size": 16, "evaluations": 8}
+"""Training of a profile on a CPU, where that on a GPU would take a day."""
 START = 3
 """Rung of a ladder that chooses the learning rate of a profile."""
 RUNGS = ("rung-3", "rung-4", "rung-5", "rung-6", "rung-2", "rung-1")
@@ -238,8 +242,9 @@ PRESETS: dict[PresetName, tuple[Options, Mapping[str, dict[str, Any]]]] = {
             lr=(3e-4, 1e-3, 2.5e-3, 7e-3, 2e-2),
             weight_decay=(0.0,),
             seeds=3,
-            steps=800,  # each of the 102,400 sequences once
-            evaluations=20,
+            steps=3_200,  # each of the 102,400 sequences once
+            batch_size=32,
+            evaluations=16,
             width=64,
             mlp_width=256,
             keep="best",
@@ -260,13 +265,16 @@ def tasks_of(preset: str) -> dict[str, type[Task]]:
 
 
 def defaults(preset: str, **given: Any) -> Options:
-    """Return the defaults of a preset, without those that a given option excludes.
+    """Return the defaults of a preset on the device, without those that a given option excludes.
 
     Args:
         preset: name of the preset; that of an unknown one is left to the parser.
         **given: options that are given, or None.
     """
     options, _ = PRESETS.get(preset, PRESETS["grid"])  # type: ignore[call-overload]
+    on_a_cpu = given.get("device", options.device) == "cpu" or not torch.cuda.is_available()
+    if preset == "profile" and on_a_cpu:
+        options = replace(options, **ON_A_CPU)
     if given.get("epochs") is not None and given.get("steps") is None:
         options = replace(options, steps=None)
     return options
@@ -277,7 +285,7 @@ def preset_name(options: Options) -> PresetName:
 
     Runs of ``full`` are those of ``grid``, only more of them, and have its name.
     """
-    preset, _ = PRESETS[options.preset]
+    preset = defaults(options.preset, device=options.device)
     same = all(getattr(options, name) == getattr(preset, name) for name in OF_A_PRESET)
     return options.preset if same and options.preset != "full" else "grid"
 
@@ -289,7 +297,7 @@ def read_options(arguments: Sequence[str]) -> tuple[Options, dict[str, Any], dic
         SystemExit: an option is unknown, or its value cannot be read.
         ValueError: a layer or a task is unknown, or a value is out of bounds; the message says what to do.
     """
-    given = peek(arguments, preset="grid", epochs=None, steps=None)
+    given = peek(arguments, preset="grid", epochs=None, steps=None, device="auto")
     default = defaults(**given) if "--list" not in arguments else replace(defaults(**given), mixer=("all",))
     named = peek(arguments, mixer=default.mixer, task=default.task)
     configs = {

@@ -10,8 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from mixers.base import Shape
 from runners.device import find_devices
-from runners.mad.chosen import missing_runs, saved_step
+from runners.mad.chosen import missing_runs, runs_of, saved_step
 from runners.mad.experiment import Experiment, LayerChoice
 from runners.mad.options import START, Options
 from runners.mad.tables import printed_table, setting_of
@@ -97,9 +98,9 @@ def print_duration(experiments: Sequence[Experiment], options: Options, console:
     seeds = [
         run for run in options.runs if (run.lr, run.weight_decay) == (options.runs[0].lr, options.runs[0].weight_decay)
     ]
-    layers: dict[str, list[Experiment]] = {}
+    layers: dict[tuple[str, Shape], list[Experiment]] = {}
     for experiment in experiments:
-        layers.setdefault(experiment.label, []).append(experiment)
+        layers.setdefault((experiment.label, experiment.shape), []).append(experiment)
 
     seconds = drawing = 0.0
     with console.status("timing steps"):
@@ -114,7 +115,8 @@ def print_duration(experiments: Sequence[Experiment], options: Options, console:
             drawing = drawing or (time.monotonic() - began) / positions
             step = seconds_left(timed, seeds, options) / len(seeds) / few.train_length
             seconds += sum(
-                step * e.task_config.train_length * len(options.runs if e.rung == START else seeds) for e in ladders
+                step * e.task_config.train_length * len(runs_of(e, options) if e.rung == START else seeds)
+                for e in ladders
             )
         drawn = {(e.task, e.rung): e.task_config.train_length * e.task_config.train_examples for e in experiments}
         seconds += drawing * sum(drawn.values())
@@ -129,7 +131,7 @@ def seconds_left(experiment: Experiment, runs: Sequence[Run], options: Options) 
     ensemble = Ensemble(experiment.build, members, experiment.protocol.optimizer, experiment.steps, devices[0])
     stepper = Stepper(ensemble, experiment.instance.split("train"), experiment.protocol)
     if devices[0].type == "cuda":
-        stepper.capture()
+        stepper.capture(compiling=not experiment.until_ceiling)
     stepper.begin(0)
     for first in (True, False):
         began = time.monotonic()

@@ -6,8 +6,8 @@
 
 1. The score of a rung is the token accuracy on the test split, rescaled: chance is 0, the ceiling 1. A run that
    diverged scores 0.
-2. The third rung is trained at all learning rates. The one with the best validation token accuracy over all seeds is
-   that of the ladder.
+2. The third rung is trained at all learning rates but the smallest and the largest, then at one of these if its
+   neighbour is the best. The rate with the best validation token accuracy over all seeds is that of the ladder.
 3. Rungs beyond one that scores below ``LOST`` on validation count 0 without training, and rungs below one that scores
    ``FULL`` count 1. Both are marked.
 4. The score of an ability is the mean over its rungs; the profile score is the mean over abilities.
@@ -17,10 +17,11 @@ Intervals are those of ``runners.mad.points``, over seeds.
 """
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,22 +33,24 @@ from runners.mad.chosen import delete_models
 from runners.mad.experiment import Experiment
 from runners.mad.options import START, Options
 from runners.mad.points import FULL, LOST, Estimate, choose, ends, rescaled
+from runners.mad.ranking import OTHER_TIES, TIE, average_ranks, places_by_ties, rule_of
+from runners.mad.rows import RANKED, load_rows
 from runners.mad.tables import printed_table
 from runners.progress import spell
-from runners.tables import COSTS, cost_cells, fits
+from runners.tables import COSTS, cost_cells, fits, ordinal
 from runners.task_names import find_task
 from tasks.base import Ladder
 
 LAYER = ["layer", "width", "mlp_width", "layers", "steps", "batch_size"]
 """Columns that name a profile."""
+SIZE = LAYER[1:4]
+"""Those that profiles share in one ranking."""
 HELD = 0.9
 """Score of a rung up to which capacity reaches."""
-TIE = 0.01
-"""Profile scores that differ by less tie."""
 RESAMPLES = 4_000
 """Samples of a bootstrap."""
-MARK = "*"
-"""Behind the score of a rung that was not trained."""
+MARK, STAR = "°", "*"
+"""Behind the score of a rung that was not trained, and of an ability whose rate is the largest of the grid."""
 Floats = NDArray[np.float64]
 
 
@@ -73,14 +76,15 @@ class Profile:
 
 
 def seed_scores(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the score of each rung and seed.
+    """Return the score of each rung and seed, and whether the chosen rate of a ladder is the largest of its grid.
 
     Args:
         table: records of diagnostic runs, of which those on rungs count, and of these the point that the third chose.
 
     Returns:
-        Columns ``LAYER``, ``task``, ``rung`` (from 1), ``seed``, ``score`` (NaN for a rung that is still missing) and
-        ``trained``. All rungs of a ladder are there.
+        Columns ``LAYER``, ``task``, ``rung`` (from 1), ``seed``, ``score`` (NaN for a rung that is still missing),
+        ``trained``, and ``edge``: whether the rate is the largest of the grid, below the ceiling. All rungs of a ladder
+        are there.
     """
     number = table["difficulty"].str.extract(r"^rung-(\d+)", expand=False).astype(float)
     known = table.assign(rung=number, validation=rescaled(table, "validation"), score=rescaled(table, "test"))
@@ -93,6 +97,8 @@ def seed_scores(table: pd.DataFrame) -> pd.DataFrame:
             at = ladder[(ladder["lr"] == point[0]) & (ladder["weight_decay"] == point[1])]
         means = at.groupby("rung")["validation"].mean()
         seeds = sorted(set(start["seed"] if point is None else at["seed"]))
+        largest = point is not None and point[0] == start["lr"].max() > start["lr"].min()
+        edge = largest and bool(means.get(START, 1.0) < FULL)
 
         for rung in range(1, len(ladder_of(names[-1]).rungs) + 1):
             own = dict(zip(*(at.loc[at["rung"] == rung, name] for name in ("seed", "score")), strict=True))
@@ -101,8 +107,9 @@ def seed_scores(table: pd.DataFrame) -> pd.DataFrame:
                 implied = 0.0
             elif (means[means.index > rung] >= FULL).any():
                 implied = 1.0
-            found += [[*names, rung, seed, own.get(seed, math.nan) if own else implied, bool(own)] for seed in seeds]
-    return pd.DataFrame(found, columns=[*LAYER, "task", "rung", "seed", "score", "trained"])
+            of_seeds = [(seed, own.get(seed, math.nan) if own else implied) for seed in seeds]
+            found += [[*names, rung, *of_seed, bool(own), edge] for of_seed in of_seeds]
+    return pd.DataFrame(found, columns=[*LAYER, "task", "rung", "seed", "score", "trained", "edge"])
 
 
 def abilities(scores: pd.DataFrame) -> pd.DataFrame:
@@ -113,8 +120,8 @@ def abilities(scores: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns ``LAYER``, ``task``, ``axis``; ``score`` and ``capacity`` with the ends of their 95% intervals in
-        ``.low`` and ``.high``; ``rungs``, the mean score of each, and ``trained``. A capacity below the first rung is
-        -inf. An ability of which a rung is missing has neither.
+        ``.low`` and ``.high``; ``rungs``, the mean score of each, and ``trained``; and ``edge``. A capacity below the
+        first rung is -inf. An ability of which a rung is missing has neither.
     """
     found = []
     for names, of_task in scores.groupby([*LAYER, "task"], sort=False):
@@ -129,6 +136,7 @@ def abilities(scores: pd.DataFrame) -> pd.DataFrame:
             | {"capacity": on_axis(rung.mean, values)}
             | {"capacity.low": on_axis(rung.low, values), "capacity.high": on_axis(rung.high, values)}
             | {"rungs": scores_RS.mean(axis=1).tolist(), "trained": of_task.groupby("rung")["trained"].any().tolist()}
+            | {"edge": bool(of_task["edge"].any())}
         )
     return pd.DataFrame(found)
 
@@ -183,17 +191,6 @@ def on_axis(rung: float, values: Sequence[float]) -> float:
     return float(np.interp(rung, numbers, axis))
 
 
-def average_ranks(scores: Sequence[float]) -> list[float]:
-    """Return the rank of each score, from 1 for the best; those that differ by less than ``TIE`` share theirs.
-
-    A rank is 1, and 1 more for each better score, and 0.5 more for each other one that ties.
-    """
-    difference = np.subtract.outer(np.array(scores), np.array(scores))
-    ties = np.abs(difference) < TIE - 1e-12
-    ranks = 1 + ((difference < 0) & ~ties).sum(axis=1) + (ties.sum(axis=1) - 1) / 2
-    return [float(rank) for rank in ranks]
-
-
 def tiers(scores_LAS: Floats) -> list[int]:
     """Return the tier of each layer, from 1, by a paired bootstrap over abilities and seeds.
 
@@ -231,28 +228,44 @@ def tiers(scores_LAS: Floats) -> list[int]:
 
 
 def place_of(scores: pd.DataFrame, reference: pd.DataFrame) -> str | None:
-    """Return a layer's tier and rank in words; None without comparable reference profiles.
+    """Return a layer's tier and rank in words, and what other rules of ties would change of its place.
 
     Args:
         scores: of one layer, from ``seed_scores``.
-        reference: of other layers; those of its size and training that have all its abilities and seeds are compared.
+        reference: of other layers. Those of its size that have all its abilities and seeds are compared, if they were
+            trained on as many sequences, or on more, which is said.
+
+    Returns:
+        The words; None without comparable reference profiles.
     """
-    own, *others = LAYER
-    mine = tuple(scores[others].iloc[0])
-    wanted = scores.groupby(["task", "seed"])["score"].mean()
-    arrays = {f"{scores[own].iloc[0]} (yours)": wanted.unstack().to_numpy()}
+    own, mine = scores.iloc[0], by_seed(scores)
+    sequences = own["steps"] * own["batch_size"]
+    arrays, most = {f"{own['layer']} (yours)": mine.unstack().to_numpy()}, sequences
     for names, of_layer in reference.groupby(LAYER, sort=False):
-        theirs = of_layer.groupby(["task", "seed"])["score"].mean().reindex(wanted.index)
-        if names[1:] == mine and theirs.notna().all():
-            arrays[names[0]] = theirs.unstack().to_numpy()
+        other = dict(zip(LAYER, names, strict=True))
+        theirs = by_seed(of_layer).reindex(mine.index)
+        read = other["steps"] * other["batch_size"]
+        if all(other[name] == own[name] for name in SIZE) and read >= sequences and theirs.notna().all():
+            arrays[str(other["layer"])] = theirs.unstack().to_numpy()
+            most = max(most, read)
     if len(arrays) == 1:
         return None
 
     labels, scores_LAS = [*arrays], np.stack([*arrays.values()])
-    tier, rank = tiers(scores_LAS), average_ranks(scores_LAS.mean(axis=(1, 2)).tolist())[0]
+    means_L = scores_LAS.mean(axis=(1, 2))
+    tier, rank = tiers(scores_LAS), average_ranks(means_L)[0]
     same = [label for label, other in zip(labels[1:], tier[1:], strict=True) if other == tier[0]]
     company = f", with {', '.join(same)}" if same else ""
-    return f"tier {tier[0]} of {max(tier)}{company}; rank {rank:g} of {len(labels)}"
+    place = places_by_ties(pd.DataFrame({"score": means_L})).iloc[0]
+    others = [f"{ordinal(place[tie])} {rule_of(tie)}" for tie in OTHER_TIES if place[tie] != place[TIE]]
+    rules = f" ({ordinal(place[TIE])} {rule_of(TIE)}; {', '.join(others) or 'other rules of ties change nothing'})"
+    less = f"; trained on {sequences:,} sequences, others on up to {most:,}" if most > sequences else ""
+    return f"tier {tier[0]} of {max(tier)}{company}; rank {rank:g} of {len(labels)}{rules}{less}"
+
+
+def by_seed(scores: pd.DataFrame) -> pd.Series:
+    """Return the score of each ability and seed of one layer; NaN where a rung is missing."""
+    return scores.groupby(["task", "seed"])["score"].agg(lambda rungs: rungs.mean(skipna=False))
 
 
 def train_profiles(
@@ -276,19 +289,22 @@ def train_profiles(
             ladder = ladder_of(experiment.task)
             value = [*ladder.rungs][(experiment.rung or 1) - 1]
             name = f"{experiment.label} on {experiment.task}, rung {experiment.rung} ({ladder.axis} {value:g})"
-            rates = sorted(set(table["lr"]))
-            point = choose(table) if len(rates) > 1 else None
-            edge = ", the largest of the grid" if point is not None and point[0] == rates[-1] else ""
+            point = choose(table) if table["lr"].nunique() > 1 else None
+            is_edge = point is not None and point[0] == max(run.lr for run in options.runs)
+            edge = ", the largest of the grid" if is_edge else ""
             choice = "" if point is None else f" at lr {point[0]:g}, chosen for all rungs{edge}"
             console.print(f"{name}: score {score.text(3)}{choice}", soft_wrap=True)
 
     table = pd.concat(tables, ignore_index=True)
-    folder = (records.REFERENCE if options.reference == "shipped" else Path(options.reference)) / "profile"
-    reference = seed_scores(records.load(folder)) if folder.is_dir() else None
+    folder = records.REFERENCE if options.reference == "shipped" else Path(options.reference)
+    known = load_rows(folder, ["profile"], RANKED, table["task"].unique()) if options.reference != "none" else table[:0]
+    reference = None if known.empty else seed_scores(known)
     for _, of_layer in table.groupby(LAYER, sort=False):
         print_profile(of_layer, reference, console)
     console.print(
-        f"{MARK} not trained: 0 beyond a rung below {LOST} on validation, 1 below a rung from {FULL}", soft_wrap=True
+        f"{MARK} not trained: 0 beyond a rung below {LOST} on validation, 1 below a rung from {FULL}; "
+        f"{STAR} the largest rate of the grid",
+        soft_wrap=True,
     )
     if reference is None and options.reference != "none":
         console.print("no place among other layers: there are no reference profiles yet", soft_wrap=True)
@@ -302,7 +318,8 @@ def print_profile(table: pd.DataFrame, reference: pd.DataFrame | None, console: 
     sides: tuple[list[list[str]], ...] = ([], [])
     for row in abilities(scores).to_dict("records"):
         score = Estimate(mean=row["score"], low=row["score.low"], high=row["score.high"]).text(3)
-        sides[0].append([row["task"], score, _capacity(row), row["axis"], spell(seconds[row["task"]])])
+        score += STAR * row["edge"]
+        sides[0].append([row["task"], score, capacity(row), row["axis"], spell(seconds[row["task"]])])
         rungs = zip(row["rungs"], row["trained"], strict=True)
         sides[1].append([row["task"], *("" if math.isnan(y) else f"{y:.2f}" + MARK * (not own) for y, own in rungs)])
     headings = (["ability", "score", "capacity", "axis", "time"], ["ability", *map(str, range(1, len(sides[1][0])))])
@@ -324,7 +341,7 @@ def print_profile(table: pd.DataFrame, reference: pd.DataFrame | None, console: 
         console.print(f"{first['layer']}: {place}", soft_wrap=True)
 
 
-def _capacity(row: dict[str, float]) -> str:
+def capacity(row: Mapping[Hashable, Any]) -> str:
     """Return a capacity with its interval; one that the ladder does not hold is below its first or from its last."""
     ladder = [float(value) for value in ladder_of(str(row["task"])).rungs]
 

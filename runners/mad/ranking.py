@@ -6,7 +6,8 @@ have. Precision may differ, so that studies on a laptop have reference rows, too
 or with grid points that no row has, is shown as it would be without these.
 
 Layers are ranked by mean test accuracy over tokens; equal means share the smaller rank. Two layers are tied if their
-95% intervals overlap. A layer has no rank if no point of its grid converged.
+95% intervals overlap. A layer has no rank if no point of its grid converged. Mean ranks over several tasks are those of
+``average_ranks``: accuracies that differ by less than ``TIE`` share the average rank.
 """
 
 import json
@@ -15,7 +16,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 
 from mixers.costs import LENGTHS
@@ -33,6 +36,10 @@ TOKENS = "test.token_accuracy"
 """What layers are ranked by."""
 SEVERAL = 3
 """Number of settings from which on layers have a mean rank."""
+TIE = 0.01
+"""Scores and accuracies that differ by less tie."""
+OTHER_TIES = (0.0, 0.005, 0.02, 0.05)
+"""Other limits, whose places are shown beside those of ``TIE``."""
 DIGITS = 12
 """Decimal digits of a mean that count. A sum of floats depends on its order, which would rank equal means apart."""
 
@@ -262,10 +269,37 @@ def mean_ranks(found: pd.DataFrame) -> pd.DataFrame:
     """
     values = found.assign(value=_means(found)).pivot(index="label", columns="setting", values="value")
     values = values.loc[found["label"].unique(), found["setting"].unique()].dropna()
-    ranks = values.rank(ascending=False, method="min").astype(int)
+    ranks = pd.DataFrame(average_ranks(values.T).T, values.index, values.columns)
     means = ranks.mean(axis=1)
     places = means.round(DIGITS).rank(method="min").astype(int)
     return ranks.assign(mean=means, place=places).sort_values("mean", kind="stable")
+
+
+def average_ranks(scores: ArrayLike, tie: float = TIE) -> NDArray[np.float64]:
+    """Return the ranks along the last axis, from 1 for the best; scores that differ by less than ``tie`` share theirs.
+
+    A rank is 1, and 1 more for each better score, and 0.5 more for each other one that ties.
+    """
+    scores_L = np.asarray(scores, dtype=float).round(DIGITS)
+    difference_LL = scores_L[..., :, None] - scores_L[..., None, :]
+    ties_LL = (np.abs(difference_LL) < tie - 1e-12) | (difference_LL == 0)
+    ranks_L: NDArray[np.float64] = 0.5 + ((difference_LL < 0) & ~ties_LL).sum(-1) + ties_LL.sum(-1) / 2
+    return ranks_L
+
+
+def rule_of(tie: float) -> str:
+    """Return a rule of ties in words."""
+    return f"with ties below {tie:g}" if tie else "without ties"
+
+
+def places_by_ties(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the places of layers by their mean rank, one column for each limit below which scores tie.
+
+    Args:
+        scores: a row for each layer, a column for each task; or one column, of profile scores.
+    """
+    means = {tie: average_ranks(scores.T, tie).mean(axis=0) for tie in (TIE, *OTHER_TIES)}
+    return pd.DataFrame(means, scores.index).round(DIGITS).rank(method="min").astype(int)
 
 
 def intervals(found: pd.DataFrame) -> tuple[pd.Series, pd.Series]:

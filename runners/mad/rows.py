@@ -1,22 +1,30 @@
-"""Rows of the reference results: every layer on every task under the reference protocol, and in the preset ``quick``.
+"""Rows of the reference results: every layer on every task under the reference protocol, and in two other presets.
 
 A file ``results/reference/<row>/<task>.jsonl`` holds the records of a row on a task: all grid points with seed 0, and
-the chosen point with more seeds, test figures and curves. Those of ``quick`` are in the folder of that name.
+the chosen point with more seeds, test figures and curves. Those of ``quick`` are in the folder of that name, and those
+of ``profile``, one record for the whole ladder of the task (``packed``), in that of theirs.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import pandas as pd
 
 from mixers import MIXERS
 from mixers.named import members_of
 from runners import records
+from runners.files import rounded
 from runners.mad.points import POINT
+from runners.records import Record
 
-ReferencePreset = Literal["full", "quick"]
+OF_A_RUNG = (
+    *("study", "difficulty", "lr", "seed", "diverged_step", "metrics", "ceiling", "chance"),
+    *("seconds", "together"),
+)
+"""Fields in which the runs of a ladder differ."""
+ReferencePreset = Literal["full", "quick", "profile"]
 """Presets of the reference results."""
 
 
@@ -29,12 +37,16 @@ class Entry:
         mixer: registered name of the layer, or a stack of such layers.
         options: settings of the layer that differ from its defaults.
         layers: stacked layers.
+        sizes: options of the command that differ from the preset's: widths, or ``match``.
+        tasks: tasks on which it is trained; empty for all.
     """
 
     name: str
     mixer: str
     options: Mapping[str, Any] = field(default_factory=dict)
     layers: int = 1
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    tasks: tuple[str, ...] = ()
 
 
 FIRST = (
@@ -78,6 +90,26 @@ ENTRIES: dict[str, Entry] = {
     )
 }
 """All rows by name, in the order in which they are trained."""
+AGAINST_STATE, WIDTHS = ("mqar", "copying"), (32, 128, 256)
+"""Abilities whose capacity is measured against the size of the state, and the widths beside that of the preset."""
+PROFILED = ENTRIES | {
+    entry.name: entry
+    for name in FIRST
+    for entry in (
+        Entry(name=f"{name}-equal-params", mixer=name, sizes={"match": "params"}),
+        *(
+            Entry(
+                name=f"{name}-width-{size}",
+                mixer=name,
+                sizes={"width": size, "mlp_width": 4 * size},
+                tasks=AGAINST_STATE,
+            )
+            for size in WIDTHS
+        ),
+    )
+    if entry.name != "transformer-equal-params"  # which the others meet
+}
+"""All rows of the profiles: those above, and the layers that are trained first at other sizes."""
 LAYERS = tuple(ENTRIES[name] for name in ENTRIES if name in MIXERS)
 """The rows of the registered layers with their defaults."""
 RANKED = tuple(entry for entry in ENTRIES.values() if not entry.options)
@@ -108,7 +140,7 @@ def load(name: str, tasks: Iterable[str]) -> pd.DataFrame | None:
     folder = records.REFERENCE if name == "shipped" else Path(name)
     if not name or (name != "shipped" and not folder.is_dir()):
         raise ValueError(f"--reference {name} is no folder: give shipped, none, or a folder of reference results")
-    return load_rows(folder, get_args(ReferencePreset), RANKED, tasks)
+    return load_rows(folder, ("full", "quick"), RANKED, tasks)
 
 
 def load_rows(
@@ -123,8 +155,25 @@ def load_rows(
     """
     entries, presets = list(entries), list(presets)
     files = [file_of(folder, preset, entry, task) for task in tasks for preset in presets for entry in entries]
-    table = records.load(*(file for file in files if file.exists()))
-    return with_candidates(table)
+    found = records.read_all(*(file for file in files if file.exists()))
+    return with_candidates(records.table_of([(file, run) for file, record in found for run in unpacked(record)]))
+
+
+def packed(runs: Sequence[Record]) -> Record:
+    """Return the runs of a ladder as one small record, with what differs between them in its ``settings``."""
+    rows = []
+    for run in runs:
+        found = {split: {"token_accuracy": of_split["token_accuracy"]} for split, of_split in run.metrics.items()}
+        rows.append({**vars(run), "metrics": found, "seconds": rounded(run.seconds)})
+    return replace(runs[0], metrics={}, settings={name: [row[name] for row in rows] for name in OF_A_RUNG})
+
+
+def unpacked(record: Record) -> list[Record]:
+    """Return the runs of a record that ``packed`` made; of another one, the record."""
+    if not record.settings:
+        return [record]
+    rows = zip(*record.settings.values(), strict=True)
+    return [replace(record, settings={}, **dict(zip(record.settings, row, strict=True))) for row in rows]
 
 
 def with_candidates(table: pd.DataFrame) -> pd.DataFrame:

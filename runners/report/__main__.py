@@ -50,7 +50,7 @@ PAGES = {
 }
 """Pages by the name of their file."""
 GLANCE = (
-    *("mean-rank", "mean-rank-first-two", "mean-rank-transformer", "small-language-models"),
+    *("mean-rank-ties", "mean-rank-ties-behind", "mean-rank-ties-transformer", "small-language-models"),
     *("tasks-predict-between-families", "transition", "step-of-rt"),
 )
 """Claims at the top of the first page."""

@@ -17,7 +17,7 @@ import pandas as pd
 from mixers import MIXERS
 from mixers.costs import LENGTHS
 from runners.mad.points import chosen, estimate_of, points
-from runners.mad.ranking import beside, place_of
+from runners.mad.ranking import average_ranks, beside, place_of
 from runners.mad.rows import RANKED
 from runners.mad.tables import estimate
 from runners.report.ranks import Ranks, Values, mean_ranks, places
@@ -104,7 +104,7 @@ class Board:
     ranks: Mapping[str, Ranks | None]
     rows: Sequence[str]
     tasks: Sequence[str]
-    places: Mapping[tuple[str, str], Mapping[str, int]]
+    places: Mapping[tuple[str, str], Mapping[str, float]]
 
     @classmethod
     def of(cls, name: str, found: Sequence[Cell]) -> "Board":
@@ -114,9 +114,10 @@ class Board:
         values = {metric: values_of(cells, metric) for metric in METRICS}
         ranks = {metric: mean_ranks(values[metric], tasks) for metric in METRICS}
         on_tasks = {
-            (metric, task): places({row: fmean(y) for (row, other), y in of.items() if other == task and y})
+            (metric, task): dict(zip(means, average_ranks([*means.values()]).tolist(), strict=True))
             for metric, of in values.items()
             for task in tasks
+            if (means := {row: fmean(y) for (row, other), y in of.items() if other == task and y}) is not None
         }
         means = ranks["token"].means if ranks["token"] else {}
         own = {cell.row for cell in found if cell.kind in ("own", "again")}

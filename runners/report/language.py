@@ -158,7 +158,7 @@ def scores_of(board: Board, metric: str) -> dict[str, dict[str, float]]:
         task: {row: fmean(seeds or [-math.inf]) for (row, other), seeds in values.items() if other == task}
         for task in PUBLISHED
     }
-    ranks = mean_ranks(values, list(PUBLISHED))
+    ranks = mean_ranks(values, list(PUBLISHED), tie=None)
     return found | {MEAN_RANK: {row: -mean for row, mean in ranks.means.items()} if ranks else {}}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from runners.mad.ranking import DIGITS
+from runners.mad.ranking import DIGITS, TIE, average_ranks
 
 RESAMPLES = 2000
 """Number of bootstrap samples."""
@@ -39,14 +39,16 @@ class Ranks:
     behind_first: dict[str, tuple[float, float]]
 
 
-def mean_ranks(found: Values, tasks: Sequence[str]) -> Ranks | None:
+def mean_ranks(found: Values, tasks: Sequence[str], tie: float | None = TIE) -> Ranks | None:
     """Rank the layers that have all tasks; return None if fewer than two have.
 
-    Layers with equal means share the smaller rank. A layer that diverged on a task has no rank.
+    Layers whose means differ by less than ``tie`` share the average rank. A layer that diverged on a task has no rank.
 
     Args:
         found: accuracies of the layers that are ranked.
         tasks: the tasks over which ranks are averaged.
+        tie: limit of ties; None for the rule of the analysis of language models that was fixed beforehand, by which
+            equal means share the smaller rank.
     """
     rows = [row for row in dict.fromkeys(row for row, _ in found) if all(found.get((row, task)) for task in tasks)]
     if len(rows) < 2:
@@ -55,7 +57,7 @@ def mean_ranks(found: Values, tasks: Sequence[str]) -> Ranks | None:
 
     # Mean ranks of the layers (L) over the tasks (T).
     means_LT = np.array([[round(fmean(seeds), DIGITS) for seeds in of_row] for of_row in values])
-    observed = _ranks(means_LT[None])[0].mean(axis=1)
+    observed = _ranks(means_LT[None], tie)[0].mean(axis=1)
 
     # B bootstrap samples of the seeds, then of the tasks.
     rng = np.random.default_rng(SEED)
@@ -64,7 +66,7 @@ def mean_ranks(found: Values, tasks: Sequence[str]) -> Ranks | None:
         seeds = values[layer][task]
         drawn_BLT[:, layer, task] = rng.choice(seeds, (RESAMPLES, len(seeds))).mean(axis=1).round(DIGITS)
     chosen_BT = rng.integers(len(tasks), size=(RESAMPLES, len(tasks)))
-    resampled_BL = np.take_along_axis(_ranks(drawn_BLT), chosen_BT[:, None, :], axis=2).mean(axis=2)
+    resampled_BL = np.take_along_axis(_ranks(drawn_BLT, tie), chosen_BT[:, None, :], axis=2).mean(axis=2)
 
     return Ranks(
         means=dict(zip(rows, observed.tolist(), strict=True)),
@@ -85,7 +87,9 @@ def _intervals(rows: Sequence[str], samples_BL: NDArray[np.float64]) -> dict[str
     return {row: (float(low), float(high)) for row, low, high in zip(rows, lows, highs, strict=True)}
 
 
-def _ranks(means_BLT: NDArray[np.float64]) -> NDArray[np.int64]:
+def _ranks(means_BLT: NDArray[np.float64], tie: float | None) -> NDArray[np.float64]:
     """Return the ranks among the layers, shape (B, L, T)."""
-    ranks_BLT: NDArray[np.int64] = rankdata(-means_BLT, method="min", axis=1).astype(np.int64)
-    return ranks_BLT
+    if tie is None:
+        smallest_BLT: NDArray[np.float64] = rankdata(-means_BLT, method="min", axis=1)
+        return smallest_BLT
+    return np.stack([average_ranks(means_TL, tie).T for means_TL in means_BLT.mT])

@@ -3,13 +3,15 @@
     python -m runners.mad.reference                                  # every missing result, on all GPUs
     python -m runners.mad.reference --layers rt "3*gated-deltanet+transformer" --tasks compression
     python -m runners.mad.reference --preset quick                   # the same for the preset quick of runners.mad
+    python -m runners.mad.reference --preset profile                 # profiles: the ladders of all sixteen tasks
     python -m runners.mad.reference --overview                       # train nothing, write the overview
     python -m runners.mad.reference --dry-run                        # what is missing, and how long it takes
 
 Each result is one layer on one task: 200 epochs at each point of the wide grid, then five seeds of the chosen point. If
 that has the largest learning rate, below the ceiling, 1e-2 and 2e-2 are trained, too, and the points with five seeds
 are compared. With ``--preset quick`` a result has small settings, which are not the reference protocol, and a separate
-folder.
+folder. With ``--preset profile`` it is the ladder of the task, and there are more rows: twelve layers at the parameters
+of the Transformer, and on MQAR and copying at widths 32, 128 and 256.
 
 A finished result is a table of records in ``results/reference``; to train it again, delete it. A stopped one resumes
 from its runs in ``--out``. On several GPUs, one process per GPU takes results, and each is trained once. Several
@@ -17,7 +19,7 @@ commands that share both folders also divide them among themselves. An error in 
 trained, and the command ends with status 1.
 
 The overview is ``overview.png``, a heat map, and ``overview.md``: the ranking of the layers, the effective depth of RT,
-and its accuracy against the length of its blocks.
+and its accuracy against the length of its blocks. That of the profiles has tiers, capacities, and all rungs.
 """
 
 from runners.interrupt import end_at_once
@@ -26,7 +28,7 @@ if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,12 +48,12 @@ from runners.gpus import is_worker, run_on_all_gpus, starts_workers
 from runners.mad.chosen import kept_model
 from runners.mad.diagnosis.outputs import UnreadableError, along_the_sequence, predict, profiles
 from runners.mad.experiment import Experiment, plan
-from runners.mad.options import BEYOND, PRESETS, Options
+from runners.mad.options import BEYOND, Options, defaults, tasks_of
 from runners.mad.points import choose, chosen, points
-from runners.mad.rows import ENTRIES, Entry, ReferencePreset, file_of, with_candidates
+from runners.mad.rows import ENTRIES, PROFILED, Entry, ReferencePreset, file_of, packed, with_candidates
 from runners.mad.search import train_studies
 from runners.progress import open_console
-from tasks import PUBLISHED, TASKS
+from tasks import TASKS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +62,9 @@ class ReferenceOptions:
 
     Attributes:
         layers: rows to train, all unless given.
-        tasks: tasks to train on, the ten of the published table unless given.
-        preset: full is the reference protocol; quick is the preset of runners.mad, stored in quick below the folder.
+        tasks: tasks to train on, unless given the ten of the published table, in profiles all.
+        preset: full is the reference protocol; quick and profile are presets of runners.mad, stored in folders of these
+            names below the folder.
         folder: where the results are stored; by default in the checkout, or of an installation in the current folder.
         out: results folder of the studies behind them.
         overview: write the overview of the existing results, and train nothing.
@@ -80,21 +83,25 @@ class ReferenceOptions:
     dry_run: bool = False
 
     def __post_init__(self) -> None:
-        for given, known in ((self.layers, ENTRIES), (self.tasks, TASKS)):
+        for kind, given, known in (("row", self.layers, self.rows), ("task", self.tasks, TASKS)):
             if unknown := [name for name in given if name not in known]:
-                kind = "row" if known is ENTRIES else "task"
                 choices = ", ".join(known)
                 raise ValueError(f"{unknown[0]} is no {kind} of the reference results: choose from {choices}")
 
-    def study(self, entry: Entry, task: str) -> tuple[Options, Experiment]:
-        """Return the options of a result's training, and the experiment that follows from them."""
-        preset, _ = PRESETS[self.preset]
+    @property
+    def rows(self) -> Mapping[str, Entry]:
+        """All rows of the preset by name."""
+        return PROFILED if self.preset == "profile" else ENTRIES
+
+    def study(self, entry: Entry, task: str) -> tuple[Options, list[Experiment]]:
+        """Return the options of a result's training, and the experiments that follow from them: one, or the rungs."""
+        preset = defaults(self.preset)
         out = self.out if self.preset == "full" else self.out / self.preset
         # One storage for each, because processes that share one wait for each other.
         storage = str(out / "storages" / f"{entry.name}-{task}.journal")
         of_one = replace(preset, mixer=(entry.mixer,), task=(task,), layers=entry.layers, out=out, storage=storage)
-        (experiment,) = plan(of_one, dict(entry.options), {})
-        return of_one, experiment
+        of_one = replace(of_one, **entry.sizes)
+        return of_one, plan(of_one, dict(entry.options), {})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -105,16 +112,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     by_hand = not is_worker()  # the processes of the other GPUs print no plan
     with user_errors(ValueError, OSError):
         given = options.parse(ReferenceOptions, arguments)
-        wanted = [(ENTRIES[name], task) for name in given.layers or ENTRIES for task in given.tasks or PUBLISHED]
+        entries = [given.rows[name] for name in given.layers or given.rows]
+        tasks = given.tasks or (*tasks_of(given.preset),)
+        wanted = [(entry, task) for entry in entries for task in tasks if task in (entry.tasks or tasks)]
         missing = [place for place in wanted if not file_of(given.folder, given.preset, *place).exists()]
         if by_hand:
             say(f"{len(wanted) - len(missing)} of {len(wanted)} results are in {given.folder}")
         if given.dry_run:
-            from runners.mad.preview import print_plan
+            from runners.mad.preview import print_duration, print_plan
 
             studies = [given.study(entry, task) for task in TASKS for entry, name in missing if name == task]
             if studies:
-                print_plan([experiment for _, experiment in studies], studies[0][0], console)
+                show = print_duration if given.preset == "profile" else print_plan
+                show([experiment for _, of_one in studies for experiment in of_one], studies[0][0], console)
             return
 
     # Training.
@@ -129,10 +139,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     train(entry, task, given, console)
 
     if by_hand:
-        from runners.mad.reference.overview import write_overview  # imports Matplotlib
+        from runners.mad.reference.overview import write_overview  # both import Matplotlib
+        from runners.mad.reference.profiles import write_profiles
 
         with user_errors(ValueError, OSError):
-            for path in write_overview(given.folder, given.preset):
+            profiled = given.preset == "profile"
+            for path in write_profiles(given.folder) if profiled else write_overview(given.folder, given.preset):
                 say(f"written: {path}")
     if failed or not whole:
         raise SystemExit(1)
@@ -146,26 +158,27 @@ def train(entry: Entry, task: str, given: ReferenceOptions, console: Console) ->
     with suppress(Timeout), FileLock(lock, timeout=0):
         if file.exists():
             return
-        of_one, experiment = given.study(entry, task)
-        ((experiment, table),) = train_studies([experiment], of_one, console)
+        of_one, experiments = given.study(entry, task)
+        is_profile = given.preset == "profile"
+        table = pd.concat([table for _, table in train_studies(experiments, of_one, console)])
         if given.preset == "full" and chosen(points(table))["edge"].item() == "largest":
             further = replace(of_one, lr=(*dict.fromkeys(run.lr for run in of_one.runs), *BEYOND))
-            ((experiment, more),) = train_studies([experiment], further, console)
+            ((_, more),) = train_studies(experiments, further, console)
             table = with_candidates(pd.concat([table, more]).drop_duplicates("file"))
 
-        # The name of the row; curves and accuracy along the sequence of the chosen point alone.
-        best = choose(table)
+        # The name of the row; curves and accuracy along the sequence of the chosen point alone, none of rungs.
+        best = None if is_profile else choose(table)
         found = records.read_all(*table["file"])
         of_best = [path.parent for path, run in found if (run.lr, run.weight_decay) == best]
-        profile = profile_of(experiment, of_best)
+        profile = profile_of(experiments[0], of_best) if of_best else None
         made = []
         for path, run in found:
             figures = {name: [y if y is None else rounded(y) for y in column] for name, column in run.curve.items()}
             curve = figures | {"step": run.curve["step"]} if path.parent in of_best else {}
-            study = f"{entry.name} {task} {given.preset}"
+            study = f"{entry.name} {task} {run.difficulty if is_profile else given.preset}"
             run = replace(run, study=study, layer=entry.name, preset=given.preset, curve=curve)
             made.append(replace(run, profile=profile if [path.parent] == of_best[:1] else None))
-        records.write_all(file, made)
+        records.write_all(file, [packed(made)] if is_profile else made)
         console.print(f"written: {file}", soft_wrap=True)
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from runners.files import write_atomically
 from runners.mad.charts import draw_heat_map
 from runners.mad.points import chosen, points
-from runners.mad.ranking import TOKENS, intervals, mean_ranks
+from runners.mad.ranking import OTHER_TIES, TIE, TOKENS, intervals, mean_ranks, places_by_ties, rule_of
 from runners.mad.rows import ENTRIES, LAYERS, STACKS, ReferencePreset, file_of, load_rows
 from runners.mad.tables import Row, estimate, in_order
 from tasks import PUBLISHED
@@ -68,13 +68,17 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
     ranks = mean_ranks(layers[layers["layer"].map(counts) == len(PUBLISHED)])
     stars = {(name, task): "*" * (row["edge"] == "largest") for (name, task), row in of.items()}
     ranking = [
-        [f"`{name}`", f"{row['mean']:.1f}", *(f"{row[task]:.0f}{stars[name, task]}" for task in PUBLISHED)]
+        [f"`{name}`", f"{row['mean']:.1f}", *(f"{row[task]:g}{stars[name, task]}" for task in PUBLISHED)]
         for name, row in (ranks.iterrows() if len(ranks) > 1 else ())
     ]
     for name, count in counts.items():
         if count < len(PUBLISHED):
             cells = ("–" if (name, task) in of else NOT_RUN for task in PUBLISHED)
             ranking.append([f"`{name}`", f"{count} of {len(PUBLISHED)} tasks", *cells])
+
+    # Places by other rules of ties.
+    tasks_of = [task for task in PUBLISHED if task in ranks]
+    values = layers.pivot(index="layer", columns="task", values=TOKENS).reindex(index=ranks.index, columns=tasks_of)
 
     # Accuracies of Transformers of growing depth, and of RT with growing blocks.
     def accuracy(name: str, task: str) -> str:
@@ -104,7 +108,8 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
         "## Ranking",
         markdown(["layer", "mean rank", *tasks], ranking),
         f"Layers that have been run on all {len(PUBLISHED)} tasks are ranked among themselves, on each task by mean "
-        "accuracy; equal means share a rank. The mean rank is over all tasks.",
+        f"accuracy; means that differ by less than {TIE} share the average rank. The mean rank is over all tasks.",
+        *([f"Other rules of ties would change this: {other_ties(values)}."] if len(values) > 1 else []),
         "## Effective depth",
         "How many Transformer layers one RT layer is worth: the smallest number of layers whose interval overlaps the "
         "interval of RT, or between two numbers if the smaller is below RT and the larger above. Where neither RT nor "
@@ -124,6 +129,21 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
             markdown(["stack", "layers", *tasks], stacks),
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def other_ties(scores: pd.DataFrame) -> str:
+    """Return in words what other rules of ties would change: the first layers, and how many layers change places.
+
+    Args:
+        scores: a row for each layer, a column for each task; or one column, of profile scores.
+    """
+    places, found = places_by_ties(scores), []
+    for tie in OTHER_TIES:
+        first = ", ".join(f"`{name}`" for name in places[tie].sort_values(kind="stable").index[:3])
+        found.append(
+            f"{rule_of(tie)} {first} lead, and {(places[tie] != places[TIE]).sum()} of {len(places)} places differ"
+        )
+    return "; ".join(found)
 
 
 def effective_depth(found: Found, task: str) -> str:

@@ -231,7 +231,7 @@ class _Loop:
         self.ensemble = Ensemble(build, runs, protocol.optimizer, protocol.total_steps(len(data)), device)
         self.stepper = Stepper(self.ensemble, data, protocol)
         if device.type == "cuda":
-            self.stepper.capture()
+            self.stepper.capture(compiling=math.isinf(until))  # a rung of a profile takes seconds
 
         # What training yields.
         self.best = BestParameters(self.ensemble.params_RP)

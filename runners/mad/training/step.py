@@ -54,14 +54,18 @@ class Stepper:
         self.loss_sum_R.zero_()
         return taken_R
 
-    def capture(self) -> None:
+    def capture(self, compiling: bool = True) -> None:
         """Compile a step and capture it as a CUDA graph; parameters, optimizer and losses are left as they are.
 
         Runs that are computed one after another stay as they are: a graph holds no random seed, and no value is read.
+
+        Args:
+            compiling: whether to compile it, which takes as long as some thousand steps.
         """
         if self.ensemble.model.one_by_one:
             return
-        self.ensemble.compile(*self._batches())
+        if compiling:
+            self.ensemble.compile(*self._batches())
 
         touched = [*self.ensemble.rows.values(), self.ensemble.optimizer.step, self.loss_sum_R]
         before = [tensor.clone() for tensor in touched]

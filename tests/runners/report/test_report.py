@@ -110,7 +110,7 @@ def test_mean_ranks_are_among_the_layers_that_have_all_tasks(pages: Path, result
     }
     assert {row: float(found[0]) for row, found in shown.items() if found[0]} == ranks.means
 
-    # Equal means share the smaller rank; a layer that diverged has none; intervals are of tasks and seeds.
+    # Equal means share the rank; a layer that diverged has none; intervals are of tasks and seeds.
     values = {
         ("a", "x"): [1.0],
         ("b", "x"): [1.0],
@@ -121,7 +121,7 @@ def test_mean_ranks_are_among_the_layers_that_have_all_tasks(pages: Path, result
     }
     found = mean_ranks(values, ["x", "y"])
     assert found is not None
-    assert found.means == {"a": 1.0, "b": 1.5}
+    assert found.means == {"a": 1.25, "b": 1.75}
     assert found.intervals["a"] == (1.0, 2.0)
     assert found.behind_first["a"] == (0.0, 0.0)
     assert mean_ranks({("a", "x"): [1.0]}, ["x"]) is None
@@ -216,12 +216,11 @@ def test_shipped_results_give_the_analysis_that_was_fixed_beforehand() -> None:
     ranks = board.ranks["token"]
     assert ranks is not None
     assert len(ranks.means) == 21
-    for name, row in {"Feedback Transformer": "feedback-transformer", "RT": "rt"}.items():
-        assert f"{ranks.means[row]:.1f}" == claim("mean-rank", name)
-    intervals = [
-        f"{low:.1f} to {high:.1f}" for low, high in (ranks.intervals[row] for row in ("feedback-transformer", "rt"))
-    ]
-    assert claim("mean-rank").interval == "; ".join(intervals)
+    layers = {"Feedback Transformer": "feedback-transformer", "Mamba": "mamba", "RT": "rt", "RWKV-7": "rwkv7"}
+    for name, row in layers.items():
+        assert f"{ranks.means[row]:.1f}" == claim("mean-rank-ties", name)
+    intervals = [f"{low:.1f} to {high:.1f}" for low, high in (ranks.intervals[row] for row in layers.values())]
+    assert claim("mean-rank-ties").interval == "; ".join(intervals)
 
 
 def test_a_layer_that_diverged_says_so(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

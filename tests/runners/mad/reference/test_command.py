@@ -1,5 +1,6 @@
 """The command that trains missing reference results."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from runners import records
+from runners.mad import options, study
 from runners.mad.options import PRESETS
 from runners.mad.points import chosen, points
 from runners.mad.reference import __main__ as command
@@ -18,8 +20,8 @@ SMALL = {"train_examples": 32, "eval_examples": 16}
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The preset ``quick`` with few steps."""
-    options, tasks = PRESETS["quick"]
-    few = replace(options, steps=4, evaluations=2, width=16, mlp_width=16, device="cpu")
+    preset, tasks = PRESETS["quick"]
+    few = replace(preset, steps=4, evaluations=2, width=16, mlp_width=16, device="cpu")
     monkeypatch.setitem(PRESETS, "quick", (few, {"parity": tasks["parity"] | SMALL, "mqar": tasks["mqar"] | SMALL}))
 
 
@@ -61,8 +63,9 @@ def test_a_result_whose_largest_rate_is_chosen_gets_larger_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The points with all seeds are compared; the file has every run once."""
-    options, _ = PRESETS["full"]
-    few = replace(options, lr=(1e-5, 5e-3), weight_decay=(0.0,), seeds=2, steps=24, evaluations=2, batch_size=16)
+    few = replace(
+        PRESETS["full"][0], lr=(1e-5, 5e-3), weight_decay=(0.0,), seeds=2, steps=24, evaluations=2, batch_size=16
+    )
     few = replace(few, width=16, mlp_width=16, device="cpu")
     monkeypatch.setitem(PRESETS, "full", (few, {"memorization": {"train_examples": 64}}))
     places = ["--folder", str(tmp_path / "reference"), "--out", str(tmp_path / "out")]
@@ -76,6 +79,37 @@ def test_a_result_whose_largest_rate_is_chosen_gets_larger_ones(
     assert row["seeds"] == [0, 1]
     assert set(found["lr"][found["seed"] == 1]) >= {5e-3, row["lr"]}
     assert set(found["lr"][found["curve"].map(bool)]) == {row["lr"]}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_ladder_is_one_small_record_and_ones_own_layer_is_placed_among_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = replace(PRESETS["profile"][0], lr=(1e-3, 1e-2), seeds=2, width=16, mlp_width=16, device="cpu")
+    monkeypatch.setitem(PRESETS, "profile", (few, {"parity": SMALL}))
+    monkeypatch.setattr(options, "ON_A_CPU", {"steps": 4, "batch_size": 16, "evaluations": 2})
+    folder, out = tmp_path / "reference", tmp_path / "out"
+    words = ["--layers", "lstm", "gla", "--tasks", "parity", "--folder", str(folder), "--out", str(out)]
+    command.main(["--preset", "profile", *words])
+
+    # All runs of the ladder stand in one record.
+    file = folder / "profile" / "lstm" / "parity.jsonl"
+    assert len(records.read_all(file)) == 1
+    assert file.stat().st_size < 6_000
+    columns = ["difficulty", "lr", "seed", "diverged_step", "validation.token_accuracy", "test.token_accuracy"]
+    stored = load_rows(folder, ["profile"], [ENTRIES["lstm"]], ["parity"])
+    trained = records.load(out / "profile" / "studies")
+    trained = trained[trained["mixer"] == "lstm"]
+    assert len(stored) == len(trained) >= 8
+    found = [set(map(str, table[columns].to_dict("records"))) for table in (stored, trained)]
+    assert found[0] == found[1]
+
+    page = (folder / "profile" / "overview.md").read_text()
+    assert re.search(r"\| `lstm` \| 1 \| 1.5 \| 0.0\d\d \(.* \| 32 \|", page)
+    assert re.search(r"## parity\n\n\| length \| 40 \| 48 ", page)
+    capsys.readouterr()
+    study("lru", "parity", preset="profile", reference=str(folder), out=tmp_path / "own")
+    assert "lru: tier 1 of 1, with " in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("tiny", "undrawn")
