@@ -48,8 +48,9 @@ VALUES = 64
 """Channels of values with which ``mixers.ops`` calls these kernels.
 
 With 24 or one, keys of 64 and thousands of programs in bfloat16, compiled kernels returned wrong numbers on an H200 or
-ended with illegal memory accesses (Triton 3.6). With 64 they are right, and in Triton's interpreter with all. The cause
-is not known.
+ended with illegal memory accesses (Triton 3.6). With 64 they are right, and in Triton's interpreter with all. Others
+report the same of products with 32 columns on Hopper, where tensor cores read shared memory beyond small operands:
+https://github.com/triton-lang/triton/issues/11366 and 10629.
 """
 
 
