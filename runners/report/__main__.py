@@ -4,9 +4,11 @@
     python -m runners.report results/studies/*     # with your own studies in the same tables, marked
     python -m runners.report --language-models my_language_models    # those of your own text
 
-The first page has the leaderboards; pages of their own have pictures, language models, the paper's claims, and speeds.
-A page is one file that loads no other file. They are made from the records in ``results/reference``, from
-``results/published`` and ``results/claims.csv``, and from the records of the given studies. Nothing is trained.
+The first page says where your layer stands, or RT: its place, what it is good and bad at, and what it costs. Pages of
+their own have every task, language models, correlations, the paper, all claims with their commands, and speeds. A page
+is one file that loads no other file. They are made from the records in ``results/reference``, from
+``results/published``, ``results/claims.csv`` and ``results/bench``, and from the records of the given studies. Nothing
+is trained.
 """
 
 from runners.interrupt import end_at_once
@@ -16,7 +18,8 @@ if __name__ == "__main__":
 
 import math
 import os
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,32 +31,42 @@ from runners import records
 from runners.c4.reference.rows import AGAINST, RATES
 from runners.ending import run_command, user_errors
 from runners.files import write_atomically
-from runners.mad.rows import ENTRIES, load_rows
+from runners.mad.rows import ENTRIES, PROFILED, load_rows
 from runners.options import parse
+from runners.progress import spell
 from runners.records import REFERENCE
 from runners.report import curves, language
-from runners.report.boards import METRICS, TITLES, YOURS, Board, boards_of
+from runners.report.boards import YOURS, Board, board_of_profiles, boards_of
 from runners.report.correlation import LEAST, SIGNIFICANT
-from runners.report.pictures import PICTURES, picture_of
-from runners.report.published import anchors, benchmark_table, papers_claims, read_benchmarks, read_claims
-from runners.report.svg import DASHES, MARKS
+from runners.report.published import (
+    anchors,
+    claims_table,
+    papers_claims,
+    read_benchmarks,
+    read_claims,
+    steps_of_layers,
+)
 from runners.style import DARK
 from runners.tables import abbreviated
-from tasks import PUBLISHED
+from tasks import PUBLISHED, TASKS
 
 PAGES = {
-    "index": "Leaderboards",
-    "pictures": "Pictures",
+    "index": "Overview",
+    "profile": "Abilities",
+    "full": "Tasks",
+    "quick": "Tasks, quick preset",
     "language": "Language models",
+    "correlations": "Correlations",
     "paper": "Paper",
+    "claims": "Claims",
     "speed": "Speed",
 }
-"""Pages by the name of their file."""
+"""Pages by the name of their file; those of a board without records are left out."""
 GLANCE = (
     *("mean-rank-ties", "mean-rank-ties-behind", "mean-rank-ties-transformer", "small-language-models"),
-    *("tasks-predict-between-families", "transition", "step-of-rt"),
+    *("tasks-predict-between-families", "transition"),
 )
-"""Claims at the top of the first page."""
+"""Claims on the first page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,75 +89,94 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with user_errors(ValueError, OSError):
         options = parse(Options, arguments)
 
-        # The records.
+        # The boards.
         own = records.load(*options.studies)
         for study in options.studies:
             if not any(study in file.parents or study == file for file in own["file"]):
                 raise ValueError(f"{study} holds no records: give studies of runners.mad, as results/studies/*")
+        rungs = own["difficulty"].astype(str).str.startswith("rung-")
         reference = load_rows(REFERENCE, ("full", "quick"), ENTRIES.values(), PUBLISHED)
-        boards, left_out = boards_of(reference, own)
+        boards, left_out = boards_of(reference, own[~rungs])
+        profiles = load_rows(REFERENCE, ("profile",), PROFILED.values(), TASKS)
+        if len(profiles) or rungs.any():
+            boards = [board_of_profiles(profiles, own[rungs]), *boards]
         for line in left_out:
             print(f"left out: {line}")
 
+        # Language models, claims and benchmarks.
         folder = options.language_models or REFERENCE / "language-models"
         if options.language_models and not [*folder.glob("*.jsonl"), *folder.glob(f"{AGAINST}/*.jsonl")]:
             raise ValueError(f"{folder} holds no language models of runners.c4.reference: give its --folder")
         models = language.read_models(folder, alike=True)
         against = language.read_models(folder / AGAINST, alike=False)
-        published, claim = REFERENCE.parent / "published", read_claims(REFERENCE.parent / "claims.csv")
-        benchmarks = read_benchmarks(published)
+        published, claims = REFERENCE.parent / "published", REFERENCE.parent / "claims.csv"
+        benchmarks = read_benchmarks(options.out) | read_benchmarks(published)
+        steps, claim = steps_of_layers(benchmarks), read_claims(claims)
 
         # The pages.
         pages: dict[str, dict[str, Any]] = {
-            "index": {"glance": map(claim, GLANCE), "boards": boards},
-            "pictures": {
-                "boards": boards,
-                "pictures": {board.name: [picture_of(board, name) for name in PICTURES] for board in boards},
-            },
-            "language": language_page(boards, models, against) | {"text": options.language_models, "boards": boards},
+            "index": first_page(boards) | {"glance": map(claim, GLANCE), "models": models, "text": folder},
+            **{board.name: {"board": board} for board in boards},
+            "language": language_page(models, against) | {"text": options.language_models},
+            "correlations": correlations_page(boards, models),
             "paper": {"claims": papers_claims(claim), "results": REFERENCE.parent},
-            "speed": {"anchors": anchors(benchmarks), "benchmarks": benchmarks, "published": published},
+            "claims": {"claims": claims_table(claims), "file": claims},
+            "speed": {"anchors": anchors(published, benchmarks), "benchmarks": benchmarks},
         }
         for name, content in pages.items():
-            write_page(options.out / "report" / f"{name}.html", name, content)
+            write_page(options.out / "report" / f"{name}.html", name, content | {"there": [*pages], "steps": steps})
     print(f"written: {options.out / 'report' / 'index.html'}")
 
 
-def language_page(
-    boards: Sequence[Any], models: dict[str, language.Model], against: dict[str, language.Model]
-) -> dict[str, Any]:
+def first_page(boards: Sequence[Board]) -> dict[str, Any]:
+    """Return what the first page shows of the boards: one's own layers, or RT, where they stand; and the boards.
+
+    The first board of several is that of the profiles, then that of the reference protocol. One's own layers stand on
+    the first one that has them.
+    """
+    own = next((board for board in boards if board.own), None)
+    known = [board for board in boards if "rt" in board.words] or boards
+    board = own or known[0]
+    tasks = own if own and own.name == "quick" else next((found for found in boards if found.name == "full"), board)
+    pictures = sorted((REFERENCE / "profile").glob("*.png"))
+    return {
+        "heroes": [(board, row) for row in (own.own if own else [name for name in board.rows if name in board.words])],
+        "profiles": next((found for found in boards if found.name == "profile"), None),
+        "board": tasks,
+        "pictures": {
+            path.stem.replace("-", " "): f"data:image/png;base64,{b64encode(path.read_bytes()).decode()}"
+            for path in pictures
+        },
+    }
+
+
+def language_page(models: Mapping[str, language.Model], against: Mapping[str, language.Model]) -> dict[str, Any]:
     """Return what the page of language models shows.
 
     Args:
-        boards: the boards, that of the reference protocol first.
         models: language models of every layer.
         against: language models of RT and the Transformer.
     """
     finished, done = ({n: m for n, m in of.items() if m.finished and m.lr} for of in (models, against))
-    of_layers, of_rt = curves.panels_of_families(finished), curves.panels_at_30m(done)
-    rhos, pictures = {}, {}
-    for board in boards:
-        found = {metric: language.correlations(board, [*models.values()], metric) for metric in METRICS}
-        rhos[board.name] = found
-        pictures[board.name] = [curves.forest_picture(found), curves.score_picture(board, [*models.values()], found)]
     return {
         "models": models,
-        "answer": language.answer(boards[0], [*models.values()]),
-        "mean_ranks": {layer: -y for layer, y in language.scores_of(boards[0], "token")[language.MEAN_RANK].items()},
-        "rhos": rhos,
-        "pictures": pictures,
-        "of_layers": [
-            curves.loss_picture(of_layers, "learning", "How the language models learn"),
-            curves.gradient_picture(of_layers, "reach", "How far back the language models use their inputs"),
-        ],
-        "of_rt": [
-            curves.loss_picture(of_rt, "transition", "RT against the Transformer as language models"),
-            curves.gradient_picture(of_rt, "gradients", "How far back trained models use their inputs"),
-        ],
+        "against": against,
+        "of_layers": curves.loss_pictures(curves.panels_of_families(finished)),
+        "of_rt": curves.loss_pictures(curves.panels_at_30m(done)),
         "runs": language.table_of_runs(against),
         "losses": language.LOSSES,
-        "parts": language.PARTS,
         "rates": RATES,
+    }
+
+
+def correlations_page(boards: Sequence[Board], models: Mapping[str, language.Model]) -> dict[str, Any]:
+    """Return what the page of correlations shows: those of the reference protocol with the losses of the models."""
+    found = [board for board in boards if board.name == "full"]
+    return {
+        "answer": language.answer(found[0], [*models.values()]) if found else None,
+        "rhos": language.correlations(found[0], [*models.values()]) if found else [],
+        "losses": language.LOSSES,
+        "parts_of": language.PARTS,
         "least": LEAST,
         "significant": SIGNIFICANT,
     }
@@ -159,26 +191,22 @@ def write_page(path: Path, name: str, content: dict[str, Any]) -> None:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"short": lambda y: "?" if y is None else abbreviated(y), "digits": digits}
-    words = {"tasks": list(PUBLISHED), "metrics": METRICS, "titles": TITLES, "yours": YOURS, "pages": PAGES}
+    environment.filters |= {
+        "short": lambda y: "?" if y is None else abbreviated(y),
+        "digits": digits,
+        "floored": lambda y: "–" if y != y else f"{min(y, 0.99):.2f}" if y < 1 else "1",
+        "times": lambda y: "" if y is None else f"{y:.2g}×" if y < 10 else f"{y:,.0f}×",
+        "spell": spell,
+    }
     environment.globals |= {
         "link": lambda target: Path(os.path.relpath(target, path.parent)).as_posix(),
-        "grid": rates_of,
-        "benchmark_table": benchmark_table,
         "colors": DARK,
-        "dashes": DASHES,
-        "shapes": MARKS,
+        "pages": PAGES,
+        "yours": YOURS,
     }
-    text = environment.get_template(f"{name}.html").render(page=name, **words, **content)
+    template = environment.select_template([f"{name}.html", "tasks.html"])
+    text = template.render(page=name, **content)
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
-def rates_of(board: Board, i: int) -> str:
-    """Return the learning rates (i = 0) or weight decays (1) of a board's cells: those of all, and those of some."""
-    of_cells = [{point[i] for point in cell.point["grid"]} for cell in board.cells.values()]
-    common = set.intersection(*of_cells)
-    some = ", ".join(f"{y:g}" for y in sorted(set.union(*of_cells) - common))
-    return ", ".join(f"{y:g}" for y in sorted(common)) + f" (in some cells also {some})" * bool(some)
 
 
 def digits(value: float) -> str:

@@ -1,89 +1,72 @@
-"""The leaderboards: every layer on every task under one protocol, from the table of records.
+"""The leaderboards: every layer on every task or ability, and where one layer stands, from the tables of records.
 
-There are two, the reference protocol and the quick preset. One's own studies stand on the board whose rows they are
-comparable with, as ``runners.mad.ranking`` decides.
+There are three: the profile, the reference protocol and the quick preset. One's own studies stand on the board whose
+rows they are comparable with, as ``runners.mad.ranking`` and ``runners.mad.profile`` decide.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from shlex import quote
-from statistics import fmean
+from statistics import mode
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from mixers import MIXERS
 from mixers.costs import LENGTHS
-from runners.mad.points import chosen, estimate_of, points
-from runners.mad.ranking import average_ranks, beside, place_of
+from runners.mad import profile
+from runners.mad.points import Estimate, chosen, estimate_of, points
+from runners.mad.ranking import TRANSFORMER, average_ranks, beside
 from runners.mad.rows import RANKED
 from runners.mad.tables import estimate
-from runners.report.ranks import Ranks, Values, mean_ranks, places
-from runners.tables import ordinal
-from tasks import PUBLISHED
+from runners.progress import spell
+from runners.report.ranks import Values, mean_ranks, places
+from runners.report.svg import Chart
+from runners.style import Style, style_of
+from runners.tables import abbreviated, ordinal
+from tasks import PUBLISHED, TASKS
 
 Kind = Literal["layer", "variant", "own", "again"]
 """A layer with its defaults, a variant or a stack, one's own layer, or one's own training of the others, not ranked."""
-METRICS = ("sequence", "token")
-TITLES = {"full": "reference protocol", "quick": "quick preset"}
+TITLES = {"profile": "profile", "full": "reference protocol", "quick": "quick preset"}
 """Boards by the preset of their reference results."""
 YOURS = " (yours)"
 """End of the label of a registered layer that the user has trained again."""
+METRICS = ("token", "sequence")
+MOST = 3
+"""Number of strengths, and of weaknesses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A layer on a task.
+    """A layer on a task or ability.
 
     Attributes:
         row: label of the layer.
+        task: name of the task.
         kind: what the layer is.
-        point: the chosen grid point, a row of ``runners.mad.points.chosen``.
-        runs: the records of its seeds, in their order; none if every grid point diverged.
+        value: mean token accuracy on the test split, or score; NaN if every grid point diverged.
+        share: value, and the ends of its interval, from chance, 0, to the ceiling, 1.
+        seeds: value of each seed.
+        figures: texts of the columns of the task's table.
         seconds: training time of all grid points.
+        device: where it was trained.
         record: file or folder of the records.
-        command: command that trains a reference result; None for one's own study.
-        place: rank among the comparable layers and what the intervals say, for one's own layer; else None.
     """
 
     row: str
+    task: str
     kind: Kind
-    point: Mapping[Any, Any]
-    runs: Sequence[Mapping[str, Any]]
+    value: float
+    share: tuple[float, float, float]
+    seeds: Sequence[float]
+    figures: Sequence[str]
     seconds: float
+    device: str
     record: Path
-    command: str | None = None
-    place: str | None = None
-
-    @property
-    def task(self) -> str:
-        """Name of the task."""
-        return str(self.point["task"])
-
-    def values(self, metric: str) -> list[float]:
-        """Return the test accuracy of each seed; none if every grid point diverged."""
-        return [run[f"test.{metric}_accuracy"] for run in self.runs]
-
-    def mean(self, metric: str, split: str = "test") -> float:
-        """Return the mean accuracy over the seeds; NaN if every grid point diverged."""
-        return float(self.point[f"{split}.{metric}_accuracy"])
-
-    def ends(self, metric: str, split: str = "test") -> tuple[float, float]:
-        """Return the 95% interval of an accuracy; both ends are the mean for a single seed."""
-        found = estimate_of(self.point, f"{split}.{metric}_accuracy")
-        return (found.mean, found.mean) if math.isnan(found.low) else (found.low, found.high)
-
-    def text(self, metric: str) -> str:
-        """Return an accuracy with its interval."""
-        return estimate(self.point, f"test.{metric}_accuracy") or "diverged"
-
-    def share(self, metric: str) -> float:
-        """Return an accuracy rescaled so that chance is 0 and the ceiling is 1; 0 if there is none."""
-        low, high = self.point["chance"][metric], self.point["ceiling"][metric]
-        share = (self.mean(metric) - low) / (high - low)
-        return 0.0 if math.isnan(share) else round(min(1.0, max(0.0, share)), 3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,98 +75,174 @@ class Board:
 
     Attributes:
         name: preset of its reference results.
+        headings: columns of a task's table.
         cells: cells by row and task.
-        ranks: mean ranks by metric; None if fewer than two layers have all tasks.
-        rows: labels of the rows, the best mean rank by tokens first, then the user's own, then others.
-        tasks: tasks that have cells.
-        places: rank of each ranked row on a task, by metric and task.
+        points: a row of the table of points or records for each row, which has its costs.
+        overall: place, and mean rank or profile score with its interval, of each layer that has all tasks.
+        tiers: tier of these layers; empty without profiles.
+        words: place of one's own layers and of RT, in words.
     """
 
     name: str
+    headings: Sequence[str]
     cells: Mapping[tuple[str, str], Cell]
-    ranks: Mapping[str, Ranks | None]
-    rows: Sequence[str]
-    tasks: Sequence[str]
-    places: Mapping[tuple[str, str], Mapping[str, float]]
-
-    @classmethod
-    def of(cls, name: str, found: Sequence[Cell]) -> "Board":
-        """Return the board of some cells."""
-        cells = {(cell.row, cell.task): cell for cell in found}
-        tasks = [task for task in PUBLISHED if any(task == other for _, other in cells)]
-        values = {metric: values_of(cells, metric) for metric in METRICS}
-        ranks = {metric: mean_ranks(values[metric], tasks) for metric in METRICS}
-        on_tasks = {
-            (metric, task): dict(zip(means, average_ranks([*means.values()]).tolist(), strict=True))
-            for metric, of in values.items()
-            for task in tasks
-            if (means := {row: fmean(y) for (row, other), y in of.items() if other == task and y}) is not None
-        }
-        means = ranks["token"].means if ranks["token"] else {}
-        own = {cell.row for cell in found if cell.kind in ("own", "again")}
-        rows = sorted({row: None for row, _ in cells}, key=lambda row: (means.get(row, math.inf), row not in own))
-        return cls(name=name, cells=cells, ranks=ranks, rows=rows, tasks=tasks, places=on_tasks)
+    points: Mapping[str, Mapping[Any, Any]]
+    overall: Mapping[str, tuple[int, str]]
+    words: Mapping[str, str]
+    tiers: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         """Title for readers."""
         return TITLES[self.name]
 
-    def first(self, row: str | None = None, task: str | None = None) -> Cell:
-        """Return the first cell of a row or task, reference results before others."""
-        found = [cell for place, cell in self.cells.items() if row in (None, place[0]) and task in (None, place[1])]
-        return min(found, key=lambda cell: cell.kind != "layer")
+    @property
+    def tasks(self) -> list[str]:
+        """Tasks that have cells, in the order of the registry."""
+        there = dict.fromkeys(task for _, task in self.cells)
+        return [task for task in dict.fromkeys([*TASKS, *there]) if task in there]
 
-    def costs(self, row: str) -> dict[str, Any]:
-        """Return the costs of a row: parameters, states at ``LENGTHS`` and FLOPs per token, None if unknown."""
-        point = self.first(row=row).point
-        state, flops = (y if isinstance(y, dict) else {} for y in (point["state"], point["flops_per_token"]))
-        floats = [state.get(str(length)) for length in LENGTHS]
-        return {"parameters": point["parameters"], "states": floats, "flops": flops.get(str(LENGTHS[0]))}
+    @property
+    def rows(self) -> list[str]:
+        """Labels: those with a place, the best first, then the user's own, then others."""
+        kinds = {row: cell.kind for (row, _), cell in self.cells.items()}
+        return sorted(kinds, key=lambda row: (self.overall.get(row, (math.inf,))[0], kinds[row] not in ("own", "again")))
 
-    def own_places(self) -> list[str]:
-        """Return the place of each of the user's layers by mean rank over its tasks, in words."""
-        found, values = [], values_of(self.cells, "token")
-        for row in dict.fromkeys(cell.row for cell in self.cells.values() if cell.kind == "own"):
-            tasks = [task for task in self.tasks if (row, task) in values]
-            diverged = [task for task in tasks if not values[row, task]]
-            if diverged:
-                found.append(f"{row}: no rank: no point converged on {', '.join(diverged)}, {self.title}")
-            elif ranks := mean_ranks(values, tasks):
-                place = ordinal(places({other: -mean for other, mean in ranks.means.items()})[row])
-                words = f"{row}: {place} of {len(ranks.means)}, mean rank {ranks.means[row]:.1f}"
-                found.append(f"{words} over {len(tasks)} task{'s' * (len(tasks) > 1)}, {self.title}")
-        return found
+    @property
+    def own(self) -> list[str]:
+        """Labels of the user's own layers, in the order of the rows."""
+        return [row for row in self.rows if any(cell.kind == "own" for cell in self.of_row(row))]
+
+    @property
+    def device(self) -> str:
+        """Device of most cells."""
+        return mode(cell.device for cell in self.cells.values())
+
+    def of_row(self, row: str) -> list[Cell]:
+        """Return the cells of a row."""
+        return [cell for (other, _), cell in self.cells.items() if other == row]
+
+    def of_task(self, task: str) -> list[Cell]:
+        """Return the cells of a task, the best first."""
+        found = [cell for (_, other), cell in self.cells.items() if other == task]
+        return sorted(found, key=lambda cell: -math.inf if math.isnan(cell.value) else cell.value, reverse=True)
+
+    def ranks(self, task: str) -> dict[str, float]:
+        """Return the rank of each layer on a task; those that tie share the average."""
+        ranked = [cell for cell in self.of_task(task) if cell.kind in ("layer", "own") and not math.isnan(cell.value)]
+        ranks = average_ranks([cell.value for cell in ranked]).tolist()
+        return dict(zip([cell.row for cell in ranked], ranks, strict=True))
+
+    def place_on(self, row: str, task: str) -> str:
+        """Return the place of a row on a task in words, as "3rd of 21" or "1st to 8th of 21" of those that tie."""
+        ranks = self.ranks(task)
+        half = (sum(abs(rank - ranks[row]) < 0.25 for rank in ranks.values()) - 1) / 2
+        ends = dict.fromkeys((math.ceil(ranks[row] - half), math.floor(ranks[row] + half)))
+        return f"{' to '.join(map(ordinal, ends))} of {len(ranks)}"
+
+    def extremes(self, row: str) -> tuple[list[Cell], list[Cell]]:
+        """Return the cells of a layer with its best places, and those with its worst; of equal ones by accuracy.
+
+        No layer is bad at a task on which it ties with the best one.
+        """
+        found = []
+        for cell in self.of_row(row):
+            if row in (ranks := self.ranks(cell.task)):
+                found.append(((ranks[row], -cell.share[0]), ranks[row] > min(ranks.values()), cell))
+        found.sort(key=lambda one: one[0])
+        most = max(1, min(MOST, len(found) // 2))
+        return [cell for *_, cell in found[:most]], [cell for _, behind, cell in found[: most - 1 : -1] if behind][:MOST]
+
+    def costs(self, row: str) -> list[tuple[str, str, float | None]]:
+        """Return what a layer costs: name, figure, and ratio to the Transformer, None if that is unknown."""
+
+        def figures(of: str) -> list[float | None]:
+            point = self.points.get(of, {"state": None, "parameters": None})
+            state = point["state"] if isinstance(point["state"], dict) else {}
+            return [point["parameters"], *(state.get(str(length)) for length in LENGTHS)]
+
+        names = ("parameters", *(f"state, {length:,} positions" for length in LENGTHS))
+        return [
+            (name, "?" if mine is None else abbreviated(int(mine)), mine / theirs if mine and theirs else None)
+            for name, mine, theirs in zip(names, figures(row), figures(TRANSFORMER), strict=True)
+        ]
+
+    def training(self, row: str) -> tuple[str, float | None]:
+        """Return the time of training on the tasks of a row; its ratio to the Transformer's, if that has their device."""
+        mine = self.of_row(row)
+        theirs = [self.cells[at] for cell in mine if (at := (TRANSFORMER, cell.task)) in self.cells]
+        seconds, other = (sum(cell.seconds for cell in cells) for cells in (mine, theirs))
+        alike = len(theirs) == len(mine) and len({cell.device for cell in (*mine, *theirs)}) == 1
+        return spell(seconds), seconds / other if alike and other else None
+
+    def picture(self, row: str) -> Markup:
+        """Draw a row of the board: accuracy on each task with its interval, and small marks for the other layers."""
+        tasks = [cell.task for cell in self.of_row(row)]
+        tasks.sort(key=lambda task: self.cells[row, task].share[0])
+        label = f"{'score' if self.tiers else 'token accuracy'}: 0 chance, 1 ceiling"
+        chart = Chart(
+            description=f"{row} among the other layers",
+            labels={"x": label, "y": ""},
+            limits={"x": (-0.01, 1.01), "y": (-0.6, len(tasks) - 0.4)},
+            ticks={"y": dict(enumerate(tasks))},
+            size=(280, 34 + 15 * len(tasks)),
+            left=100,
+        )
+        for y, task in enumerate(tasks):
+            others = [cell for cell in self.of_task(task) if cell.kind in ("layer", "own") and cell.row != row]
+            for cell in others:
+                chart.line([cell.share[0]] * 2, [y - 0.22, y + 0.22], OTHERS, alpha=0.35)
+            x, low, high = self.cells[row, task].share
+            chart.line([low, high], [y, y], style_of(row), width=2.4)
+            chart.mark(x, y, style_of(row))
+        return chart.svg()
 
 
-def values_of(cells: Mapping[tuple[str, str], Cell], metric: str, kinds: Sequence[Kind] = ("layer", "own")) -> Values:
+OTHERS = Style(color="var(--ink)", marker="o")
+
+
+def values_of(cells: Mapping[tuple[str, str], Cell], kinds: Sequence[Kind] = ("layer", "own")) -> Values:
     """Return the test accuracies of the seeds of the cells that are ranked."""
-    return {place: cell.values(metric) for place, cell in cells.items() if cell.kind in kinds}
+    return {place: cell.seeds for place, cell in cells.items() if cell.kind in kinds}
 
 
 def boards_of(reference: pd.DataFrame, own: pd.DataFrame) -> tuple[list[Board], list[str]]:
-    """Return the boards, and a line for each of one's own studies that is comparable with none.
+    """Return the boards of tasks, and a line for each of one's own studies that is comparable with none.
 
     Args:
         reference: records of the reference results.
         own: records of one's own studies.
     """
     table = pd.concat([frame for frame in (own, reference) if len(frame)])
-    runs_of: dict[Any, list[dict[str, Any]]] = {}
-    columns = ["study", "lr", "weight_decay", "seed", "curve", "profile"]
-    for run in table.reindex(columns=[*columns, *(f"test.{metric}_accuracy" for metric in METRICS)]).to_dict("records"):
-        runs_of.setdefault((run["study"], run["lr"], run["weight_decay"]), []).append(run)
+    column = f"test.{METRICS[0]}_accuracy"
+    runs_of: dict[Any, list[tuple[int, float]]] = {}
+    for *at, seed, value in table[["study", "lr", "weight_decay", "seed", column]].itertuples(index=False):
+        runs_of.setdefault(tuple(at), []).append((seed, value))
     seconds = (table["seconds"] / table["together"]).groupby(table["study"]).sum()
     files = table.drop_duplicates("study").set_index("study")["file"]
 
-    def cell(point: Mapping[Any, Any], row: str, kind: Kind, **others: Any) -> Cell:
-        found = runs_of.get((point["study"], point["lr"], point["weight_decay"]), [])
-        runs = sorted((run for run in found if run["seed"] in point["seeds"]), key=lambda run: run["seed"])
-        known = {"record": files[point["study"]], "seconds": seconds[point["study"]], **others}
-        return Cell(row=row, kind=kind, point=point, runs=runs, **known)
+    def cell(point: Mapping[Any, Any], row: str, kind: Kind, record: Path) -> Cell:
+        found = sorted(set(runs_of.get((point["study"], point["lr"], point["weight_decay"]), [])))
+        low, high = point["chance"]["token"], point["ceiling"]["token"]
+        reached = estimate_of(point, column)
+        ends = (reached.mean if math.isnan(end) else end for end in (reached.low, reached.high))
+        mean, *limits = (float(np.nan_to_num(np.clip((y - low) / (high - low), 0, 1))) for y in (reached.mean, *ends))
+        rates = f"{point['lr']:g}" if point["chosen"] else ""
+        return Cell(
+            row=row,
+            task=point["task"],
+            kind=kind,
+            value=reached.mean,
+            share=(mean, limits[0], limits[1]),
+            seeds=[value for seed, value in found if seed in point["seeds"] and value == value],
+            figures=[*(estimate(point, f"test.{metric}_accuracy") or "diverged" for metric in METRICS), rates],
+            seconds=seconds[point["study"]],
+            device=point["device"],
+            record=record,
+        )
 
     # One's own, on the boards of the rows that they are compared with.
-    found: dict[str, list[Cell]] = {preset: [] for preset in TITLES}
+    found: dict[str, list[tuple[Mapping[Any, Any], Cell]]] = {preset: [] for preset in TITLES}
     layers, reasons = set(reference["layer"]), list[str]()
     if len(own):
         ranked = reference["layer"].isin([entry.name for entry in RANKED])
@@ -192,20 +251,108 @@ def boards_of(reference: pd.DataFrame, own: pd.DataFrame) -> tuple[list[Board], 
         presets = rows[~rows["own"]].groupby("group")["preset"].first()
         for point in rows[rows["own"]].to_dict("records"):
             again = point["layer"] in layers
-            found[presets[point["group"]]].append(
-                cell(
-                    point,
-                    point["label"] + YOURS * again,
-                    "again" if again or point["layers"] > 1 else "own",
-                    record=files[point["study"]].parents[1],
-                    place=place_of(point),
-                )
-            )
+            kind: Kind = "again" if again or point["layers"] > 1 else "own"
+            folder = files[point["study"]].parents[1]
+            found[presets[point["group"]]].append((point, cell(point, point["label"] + YOURS * again, kind, folder)))
 
     # Reference results.
     for point in chosen(points(reference)).to_dict("records"):
-        name, preset = point["layer"], point["preset"]
-        small = "" if preset == "full" else f" --preset {preset}"
-        command = f"python -m runners.mad.reference{small} --layers {quote(name)} --tasks {point['task']}"
-        found[preset].append(cell(point, name, "layer" if name in MIXERS else "variant", command=command))
-    return [Board.of(preset, cells) for preset, cells in found.items() if cells], reasons
+        kind = "layer" if point["layer"] in MIXERS else "variant"
+        found[point["preset"]].append((point, cell(point, point["layer"], kind, files[point["study"]])))
+    return [board_of_tasks(preset, pairs) for preset, pairs in found.items() if pairs], reasons
+
+
+def board_of_tasks(name: str, pairs: Sequence[tuple[Mapping[Any, Any], Cell]]) -> Board:
+    """Return the board of a preset from its chosen points and cells."""
+    cells = {(cell.row, cell.task): cell for _, cell in pairs}
+    values, words = values_of(cells), {}
+    ranks = mean_ranks(values, [task for task in PUBLISHED if any(task == other for _, other in cells)])
+    overall: dict[str, tuple[int, str]] = {}
+    if ranks is not None:
+        for row, place in places({row: -mean for row, mean in ranks.means.items()}).items():
+            overall[row] = place, "{:.1f} ({:.1f}–{:.1f})".format(ranks.means[row], *ranks.intervals[row])
+
+    # Of RT and one's own layers, over the tasks that they have.
+    for row in dict.fromkeys(cell.row for _, cell in pairs if cell.kind == "own" or cell.row == "rt"):
+        tasks = [task for task in PUBLISHED if (row, task) in cells]
+        diverged = [task for task in tasks if not values[row, task]]
+        over = f"over {len(tasks)} task{'s' * (len(tasks) > 1)}, {TITLES[name]}"
+        if diverged:
+            words[row] = f"no rank: no point converged on {', '.join(diverged)}, {TITLES[name]}"
+        elif of_row := mean_ranks(values, tasks):
+            place = ordinal(places({other: -mean for other, mean in of_row.means.items()})[row])
+            mean = "{:.1f} ({:.1f} to {:.1f})".format(of_row.means[row], *of_row.intervals[row])
+            words[row] = f"{place} of {len(of_row.means)}: mean rank {mean} {over}"
+    return Board(
+        name=name,
+        headings=("token accuracy", "sequence accuracy", "learning rate"),
+        cells=cells,
+        points={cell.row: point for point, cell in pairs},
+        overall=overall,
+        words=words,
+    )
+
+
+def board_of_profiles(reference: pd.DataFrame, own: pd.DataFrame) -> Board:
+    """Return the board of profiles.
+
+    Args:
+        reference: records of the rungs of reference profiles.
+        own: those of one's own.
+    """
+    again = own["layer"].isin(set(reference["layer"]))
+    own = own.assign(layer=own["layer"].where(~again, own["layer"] + YOURS))
+    table = pd.concat([frame for frame in (own, reference) if len(frame)])
+    scores, ours = profile.seed_scores(table), set(own["layer"])
+    first = table.drop_duplicates("layer").set_index("layer").to_dict("index")
+    seconds = (table["seconds"] / table["together"]).groupby([table["layer"], table["task"]]).sum()
+    files = table.groupby(["layer", "task"])["file"].first()
+
+    def kind_of(row: str) -> Kind:
+        return ("again" if row.endswith(YOURS) else "own") if row in ours else "layer" if row in MIXERS else "variant"
+
+    cells = {}
+    for of in profile.abilities(scores).to_dict("records"):
+        row, task = of["layer"], of["task"]
+        score = Estimate(mean=of["score"], low=of["score.low"], high=of["score.high"])
+        ends = (score.mean, score.mean) if math.isnan(score.low) else (score.low, score.high)
+        cells[row, task] = Cell(
+            row=row,
+            task=task,
+            kind=kind_of(row),
+            value=score.mean,
+            share=(score.mean, *ends),
+            seeds=[],
+            figures=[score.text(3) + profile.STAR * of["edge"], profile.capacity(of), of["axis"]],
+            seconds=seconds[row, task],
+            device=first[row]["device"],
+            record=files[row, task].parents[1] if row in ours else files[row, task],
+        )
+
+    # Tiers of the layers of one size that have all abilities and seeds.
+    rows = {row: of_row for row, of_row in scores.groupby("layer", sort=False) if kind_of(row) in ("layer", "own")}
+    seeds = {row: profile.by_seed(of_row).unstack() for row, of_row in rows.items()}
+    shape = max((of.shape for of in seeds.values()), default=(0, 0))
+    whole = [row for row, of in seeds.items() if of.shape == shape and of.notna().all(axis=None)]
+    sizes = {row: tuple(first[row][name] for name in profile.SIZE) for row in whole}
+    whole = [row for row in whole if sizes[row] == sizes.get(TRANSFORMER, sizes[row])]
+    means = {row: float(seeds[row].to_numpy().mean()) for row in whole}
+    tiers = profile.tiers(np.stack([seeds[row].to_numpy() for row in whole])) if len(whole) > 1 else [1] * len(whole)
+
+    words = {}
+    for row in rows:
+        if row in ours or row == "rt":
+            others = scores[scores["layer"].isin({*rows} - {row} - ours)]
+            found = profile.place_of(rows[row], others) if len(others) else None
+            words[row] = (found or "no place: no reference profiles of this size and training").partition(" (")[0]
+    return Board(
+        name="profile",
+        headings=("score", "capacity", "axis"),
+        cells=cells,
+        points=first,
+        overall={row: (place, profile.profile_score(rows[row]).text(3)) for row, place in places(means).items()},
+        words=words,
+        tiers=dict(zip(whole, tiers, strict=True)),
+    )
+
+

@@ -1,7 +1,7 @@
 """Language models, and rank correlations of the diagnostics' scores with their losses.
 
-The language models are those of ``runners.c4.reference``: every layer in one setting. A score is the accuracy on a task
-or the mean rank over tasks. A correlation is Spearman's ρ between a score and a loss. Its sign is chosen so that 1
+The language models are those of ``runners.c4.reference``: every layer in one setting. A score is the token accuracy on
+a task or the mean rank over tasks. A correlation is Spearman's ρ between a score and a loss, its sign chosen so that 1
 means "better scores, lower losses".
 
 One analysis answers whether diagnostics predict language modelling. It was fixed before two layers had a language
@@ -14,8 +14,7 @@ model:
 - test: permutation of the families, two-sided. The answer is "Yes" if ρ is positive and p is below 0.05.
 
 It is the answer once every registered layer has all tasks and a finished language model. All other correlations are
-exploratory: they suggest what to test on other models. Those over all layers alike are not tested, because relatives
-are no independent evidence; their intervals are too narrow, too.
+exploratory: they suggest what to test on other models.
 """
 
 import math
@@ -44,7 +43,7 @@ PLANNED = 21
 LOSSES = {"loss": "validation loss", "recall_loss": "loss of recall tokens", "rest_loss": "loss of the other tokens"}
 """Losses of a record, and their names in the page."""
 MEAN_RANK = "mean rank"
-PARTS = {"pooled": "all layers", "between": "between families", "within": "within families"}
+PARTS = {"between": "between families", "within": "within families"}
 """Kinds of correlations, and their names in the page."""
 
 
@@ -53,11 +52,11 @@ class Model:
     """A language model.
 
     Attributes:
-        name: name of its file.
-        runs: records of its learning rates and seeds.
+        file: its records.
+        runs: those of its learning rates and seeds.
     """
 
-    name: str
+    file: Path
     runs: Sequence[Record]
 
     @cached_property
@@ -94,6 +93,11 @@ class Model:
     def tokens(self) -> int:
         """Tokens of training."""
         return self.runs[0].steps * self.runs[0].batch_size * int(self.runs[0].settings["seq_len"])
+
+    @property
+    def seconds(self) -> float:
+        """Time of training, all rates and seeds."""
+        return sum(run.seconds / run.together for run in self.runs)
 
     def values(self, name: str) -> list[float]:
         """Return a figure of each seed; of a loss infinity if training diverged at every rate."""
@@ -136,24 +140,24 @@ def read_models(folder: Path, alike: bool) -> dict[str, Model]:
         ValueError: the models read different texts, or have different settings.
     """
     models = [
-        Model(name=file.stem, runs=runs)
+        Model(file=file, runs=runs)
         for file in sorted(folder.glob("[!.]*.jsonl"))
         if (runs := [run for _, run in records.read_all(file)])
     ]
     for one, other in pairwise(models):
         if _shared(one.runs[0], alike) != _shared(other.runs[0], alike):
-            where = f"{folder}: {one.name}.jsonl and {other.name}.jsonl"
+            where = f"{folder}: {one.file.name} and {other.file.name}"
             raise ValueError(f"{where} are of different texts or settings: move one of them elsewhere")
     models.sort(key=lambda model: (not model.finished, model.mean("loss")))
-    return {model.name: model for model in models}
+    return {model.file.stem: model for model in models}
 
 
-def scores_of(board: Board, metric: str) -> dict[str, dict[str, float]]:
+def scores_of(board: Board) -> dict[str, dict[str, float]]:
     """Return the scores of the registered layers: mean accuracy by task, and the negative mean rank.
 
     The score of a layer whose grid points all diverged on the task is minus infinity.
     """
-    values = values_of(board.cells, metric, kinds=["layer"])
+    values = values_of(board.cells, kinds=["layer"])
     found = {
         task: {row: fmean(seeds or [-math.inf]) for (row, other), seeds in values.items() if other == task}
         for task in PUBLISHED
@@ -162,16 +166,15 @@ def scores_of(board: Board, metric: str) -> dict[str, dict[str, float]]:
     return found | {MEAN_RANK: {row: -mean for row, mean in ranks.means.items()} if ranks else {}}
 
 
-def correlations(board: Board, models: Sequence[Model], metric: str) -> list[Correlations]:
+def correlations(board: Board, models: Sequence[Model]) -> list[Correlations]:
     """Return the correlations of each task and of the mean rank; scores without any language model are left out.
 
     Args:
         board: accuracies of the layers.
         models: language models of the layers; those that do not count are left out.
-        metric: ``sequence`` or ``token``.
     """
     counted = [model for model in models if model.counts]
-    found = {score: y for score, y in scores_of(board, metric).items() if any(m.layer in y for m in counted)}
+    found = {score: y for score, y in scores_of(board).items() if any(m.layer in y for m in counted)}
     if not found:
         return []
 
@@ -179,7 +182,6 @@ def correlations(board: Board, models: Sequence[Model], metric: str) -> list[Cor
     gains_KL = -np.array([[model.mean(loss) for model in counted] for loss in LOSSES])
     parameters_L, families_L = _facts(counted)
     parts = {
-        "pooled": within_families(scores_SL, gains_KL, parameters_L, np.zeros_like(families_L)),
         "between": between_families(scores_SL, gains_KL, parameters_L, families_L),
         "within": within_families(scores_SL, gains_KL, parameters_L, families_L),
     }
@@ -202,7 +204,7 @@ def answer(board: Board, models: Sequence[Model]) -> Rho | None:
         board: accuracies of the layers under the reference protocol.
         models: language models of the layers.
     """
-    scores = scores_of(board, "token")[MEAN_RANK]
+    scores = scores_of(board)[MEAN_RANK]
     counted = [model for model in models if model.counts and model.layer in scores]
     if len(counted) < PLANNED:
         return None
@@ -213,7 +215,7 @@ def answer(board: Board, models: Sequence[Model]) -> Rho | None:
 
 
 def table_of_runs(models: Mapping[str, Model]) -> list[list[str]]:
-    """Return the headings and a row for each model: its losses at every learning rate, and of its other seeds.
+    """Return the headings and a row for each model: name, parameters, its losses at every learning rate, and of its other seeds.
 
     The loss at the chosen rate has a star, once the model is finished.
     """

@@ -8,6 +8,7 @@ our figures from there by name, so that no figure stands twice.
 
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,13 @@ import pandas as pd
 from jinja2 import Environment, StrictUndefined
 
 from runners.files import read_json
+from runners.mad.ranking import TRANSFORMER
 
 DATA = Path(__file__).parent / "data"
 RENAMED = {"rt-triton": "rt-fused", "rt-chunked": "rt-wavefront", "rt-chunked-graph": "rt-wavefront-graph"}
 """Today's names of implementations, by their earlier names."""
-PLACE = ("phase", "width", "layers", "batch_size", "length", "runs", "recompute", "micro_batch_size")
-"""Settings of a benchmark's cell."""
-FIGURES = ("median_ms", "min_ms", "max_ms", "tokens_per_second", "peak_gib", "error")
-HEADINGS = {
-    "batch_size": "batch",
-    "median_ms": "ms",
-    "min_ms": "min",
-    "max_ms": "max",
-    "tokens_per_second": "tokens/s",
-    "peak_gib": "GiB",
-    "micro_batch_size": "in parts of",
-    "recompute": "recomputing",
-}
-"""Names of settings and figures in the tables."""
+LENGTH = 128
+"""Length of the sequences at which steps of layers are compared."""
 PAGE = """\
 # The paper
 
@@ -48,6 +38,26 @@ figures beside ours. `python -m runners.report.published` writes this page.
 """
 TITLES = {"agrees": "Agrees", "partly": "Agrees in part", "differs": "Differs", "not shown": "Not shown"}
 """Headings of the page by verdict."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The time of an optimizer step of a layer.
+
+    Attributes:
+        record: the record of the benchmark.
+        device: the card.
+        times: by number of runs that are trained together: milliseconds, and their ratio to the Transformer's.
+    """
+
+    record: Path
+    device: str
+    times: Mapping[int, tuple[float, float]]
+
+    @property
+    def ratio(self) -> float:
+        """Time relative to the Transformer's, with as many runs together as were measured."""
+        return self.times[max(self.times)][1]
 
 
 Claim = Callable[..., Any]
@@ -83,38 +93,69 @@ def papers_claims(claim: Claim) -> list[dict[str, Any]]:
     for entry in tomllib.loads((DATA / "claims.toml").read_text(encoding="utf-8"))["claim"]:
         texts = {name: environment.from_string(entry.get(name, "")).render() for name in ("why", "table")}
         lines = [[cell.strip() for cell in line.split("|")] for line in texts["table"].splitlines() if line]
-        found.append({"records": [], **entry, "why": texts["why"], "table": lines})
+        found.append({"records": [], "ours": None, **entry, "why": texts["why"], "table": lines})
     return found
 
 
 def papers_page(claim: Claim) -> str:
     """Return the text of ``docs/paper.md``: a line for each claim of the paper, with our claim that answers it."""
     environment = Environment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)
-    found = [{"ours": None} | entry for entry in papers_claims(claim)]
-    return environment.from_string(PAGE).render(claims=found, claim=claim, titles=TITLES)
+    return environment.from_string(PAGE).render(claims=papers_claims(claim), claim=claim, titles=TITLES)
 
 
-def read_benchmarks(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the published records of benchmarks by file, the newest first, with today's names of implementations."""
+def claims_table(file: Path) -> list[dict[str, Any]]:
+    """Return the claims of a file that hold, then those that are refuted, each with its records below the folder."""
+    found = []
+    for row in pd.read_csv(file, dtype=str, keep_default_na=False).sort_values("status", kind="stable").to_dict("records"):
+        names = (file.parent / name for name in row["record"].split("; ") if name)
+        records = [next((path for path in (Path(f"{name}.jsonl"), name) if path.exists()), name) for name in names]
+        found += [{**row, "records": records}] * (row["status"] != "superseded")
+    return found
+
+
+def read_benchmarks(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Return the records of benchmarks in the folders of a folder, the newest first, with today's names."""
     found = {}
     for path in sorted(folder.glob("*/*.json"), key=lambda path: path.parent.name[:10], reverse=True):
         content = read_json(path)
         if isinstance(content, dict) and "benchmark" in content:
             for cell in content["cells"]:
                 cell["implementation"] = RENAMED.get(cell["implementation"], cell["implementation"])
-            found[path.relative_to(folder).as_posix()] = content
+            found[path] = content
     return found
 
 
-def anchors(benchmarks: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def steps_of_layers(benchmarks: Mapping[Path, Mapping[str, Any]]) -> dict[str, Steps]:
+    """Return the times of a step of each layer, from records that have the Transformer, too.
+
+    The record with the most layers comes first, so that all layers in it are measured on one card; others follow with
+    the layers that it lacks, each relative to the Transformer of its own record.
+    """
+    timed: dict[Path, dict[str, dict[int, float]]] = {}
+    for path, content in benchmarks.items():
+        for cell in content["cells"] if content["benchmark"].endswith("layers") else ():
+            if cell["status"] == "timed" and cell["length"] == LENGTH:
+                timed.setdefault(path, {}).setdefault(cell["implementation"], {})[cell["runs"]] = cell["median_ms"]
+    found: dict[str, Steps] = {}
+    for path, layers in sorted(timed.items(), key=lambda pair: -len(pair[1])):
+        theirs = layers.get(TRANSFORMER, {})
+        for layer, mine in layers.items():
+            both = {runs: (ms, ms / theirs[runs]) for runs, ms in sorted(mine.items()) if runs in theirs}
+            if both:
+                found.setdefault(layer, Steps(record=path, device=benchmarks[path]["device"], times=both))
+    return found
+
+
+def anchors(folder: Path, benchmarks: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the table of anchors: the authors' code and ours on the same measurement.
 
     Keys: ``what``, the measurement; ``figures``: authors' RT and Transformer, the paper's RT, our RT and Transformer,
-    and the bound; ``gain``, the speed of our RT divided by that of the authors' RT; ``file`` and ``device`` of ours.
+    and the bound; ``gain``, the speed of our RT divided by that of the authors' RT; ``record`` and ``device`` of ours.
     """
     found = []
     for row in tomllib.loads((DATA / "anchors.toml").read_text(encoding="utf-8"))["row"]:
-        content, field = benchmarks.get(row["file"], {"cells": [], "device": "record not there"}), row["field"]
+        record, field = folder / row["file"], row["field"]
+        content = benchmarks.get(record, {"cells": [], "device": "record not there"})
         figures_of: list[float | None] = []
         for implementation in (row["ours"], row["theirs"]):
             keys = row["keys"] | {"implementation": implementation}
@@ -128,29 +169,16 @@ def anchors(benchmarks: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]
             then = float(authors.replace(",", ""))
             gain = f"{ours / then if field == 'tokens_per_second' else then / ours:.1f}×"
         stated = [row.get(name, "–") for name in ("authors", "authors_transformer", "paper")]
-        figures = [*stated, _text(field, ours), _text(field, theirs), row.get("limit", "–")]
-        found.append(row | {"figures": figures, "gain": gain, "device": content["device"]})
+        figures = [*stated, _text(ours), _text(theirs), row.get("limit", "–")]
+        found.append(row | {"figures": figures, "gain": gain, "device": content["device"], "record": record})
     return found
 
 
-def benchmark_table(benchmark: Mapping[str, Any]) -> list[list[str]]:
-    """Return the headings and a row for each cell of a benchmark."""
-    cells = benchmark["cells"]
-    place = [name for name in PLACE if any(cell.get(name) not in (None, False) for cell in cells)]
-    figures = [name for name in FIGURES if any(cell.get(name) is not None for cell in cells)]
-    rows = [[HEADINGS.get(name, name) for name in (*place, "implementation", *figures, "")]]
-    for cell in cells:
-        settings = ["" if cell.get(name) in (None, False) else str(cell[name]) for name in place]
-        timed = ["" if cell.get(name) is None else _text(name, cell[name]) for name in figures]
-        rows.append([*settings, cell["implementation"], *timed, "" if cell["status"] == "timed" else cell["status"]])
-    return rows
-
-
-def _text(name: str, value: float | None) -> str:
+def _text(value: float | None) -> str:
     """Return a figure with three digits, thousands with commas."""
     if value is None:
         return "not measured"
-    return f"{value:.1e}" if name == "error" else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 if __name__ == "__main__":

@@ -62,8 +62,7 @@ class Chart:
     size: tuple[float, float] = (206, 148)
     left: float = 30
     _shapes: list[tuple[Figures, Figures, str, str]] = field(default_factory=list)
-    _marks: list[tuple[float, float, str, str]] = field(default_factory=list)
-    _rules: list[tuple[str, float, str]] = field(default_factory=list)
+    _marks: list[tuple[float, float, str]] = field(default_factory=list)
     _ends: list[tuple[str, float, str]] = field(default_factory=list)
 
     def line(self, xs: Figures, ys: Figures, style: Style, tip: str = "", width: float = 1.4, alpha: float = 1) -> None:
@@ -76,15 +75,9 @@ class Chart:
         there_and_back, around = [*xs, *reversed(xs)], [*lows, *reversed(highs)]
         self._shapes.append((there_and_back, around, f"fill:{paint(color)};opacity:.18", ""))
 
-    def mark(self, x: float, y: float, style: Style, tip: str, filled: bool = True) -> None:
-        """Draw a mark with a text on hover."""
-        color = paint(style.color)
-        css = f"fill:{color}" if filled else f"fill:var(--card);stroke:{color};stroke-width:.4"
-        self._marks.append((x, y, f'd="{MARKS[style.marker]}" style="{css}"', tip))
-
-    def rule(self, axis: str, at: float, css: str = "") -> None:
-        """Draw a thin line across the chart at a value of an axis."""
-        self._rules.append((axis, at, css))
+    def mark(self, x: float, y: float, style: Style) -> None:
+        """Draw a mark."""
+        self._marks.append((x, y, f'd="{MARKS[style.marker]}" style="fill:{paint(style.color)}"'))
 
     def end(self, name: str, y: float, color: str) -> None:
         """Write a name to the right of the chart, beside the end of its line and never over another name."""
@@ -100,7 +93,7 @@ class Chart:
         def write(text: str, x: float, y: float, more: str = 'class="middle"') -> None:
             parts.append(f'<text x="{x:.1f}" y="{y:.1f}" {more}>{escape(text)}</text>')
 
-        # Ticks, names of the axes, and lines across.
+        # Ticks and names of the axes.
         for x, text in xticks.items():
             write(text, float(x_of(x)), bottom + 10)
         for y, text in yticks.items():
@@ -108,20 +101,18 @@ class Chart:
             write(text, left - 4, float(y_of(y)) + 2.8, 'class="end"')
         write(self.labels["x"], (left + right) / 2, height - 6)
         write(self.labels["y"], -(TOP + bottom) / 2, 8, 'class="middle" transform="rotate(-90)"')
-        for axis, at, css in self._rules:
-            path = f"M{x_of(at):.1f},{TOP}V{bottom:g}" if axis == "x" else f"M{left:g},{y_of(at):.1f}H{right:.1f}"
-            parts.append(f'<path class="rule" d="{path}" style="{css}"/>')
 
         # Lines and bands end at the edge; marks do not.
         box = f'x="{left:g}" y="{TOP}" width="{right - left:.1f}" height="{bottom - TOP:g}"'
         parts.append(f'<svg {box} viewBox="{left:g} {TOP} {right - left:.1f} {bottom - TOP:g}">')
         for xs, ys, css, tip in self._shapes:
             points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(x_of(xs), y_of(ys), strict=True))
-            parts.append(f'<path d="M{points}" style="{css}"{_tipped(tip)}</path>')
+            title = f"<title>{escape(tip)}</title>" if tip else ""
+            parts.append(f'<path d="M{points}" style="{css}">{title}</path>')
         parts.append("</svg>")
-        for x, y, shape, tip in self._marks:
+        for x, y, shape in self._marks:
             place = f"translate({x_of(x):.1f} {y_of(y):.1f})scale(3)"
-            parts.append(f'<path transform="{place}" {shape}{_tipped(tip)}</path>')
+            parts.append(f'<path transform="{place}" {shape}/>')
 
         places = spread([-float(y_of(y)) for _, y, _ in self._ends], 1.15 * SIZE, -bottom, -TOP)
         for (name, _, color), y in zip(self._ends, places, strict=True):
@@ -150,8 +141,3 @@ class Chart:
             found = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
         text = self.text if axis == "x" else "{:g}".format
         return scale, {y: text(y) for y in found.tolist() if low <= warp(y) <= high}
-
-
-def _tipped(tip: str) -> str:
-    """Return the end of a tag, and a text on hover, which screen readers read, too."""
-    return f' class="tip"><title>{escape(tip)}</title>' if tip else ">"
