@@ -106,7 +106,8 @@ class Board:
     def rows(self) -> list[str]:
         """Labels: those with a place, the best first, then the user's own, then others."""
         kinds = {row: cell.kind for (row, _), cell in self.cells.items()}
-        return sorted(kinds, key=lambda row: (self.overall.get(row, (math.inf,))[0], kinds[row] not in ("own", "again")))
+        places = {row: place for row, (place, _) in self.overall.items()}
+        return sorted(kinds, key=lambda row: (places.get(row, math.inf), kinds[row] not in ("own", "again")))
 
     @property
     def own(self) -> list[str]:
@@ -151,7 +152,8 @@ class Board:
                 found.append(((ranks[row], -cell.share[0]), ranks[row] > min(ranks.values()), cell))
         found.sort(key=lambda one: one[0])
         most = max(1, min(MOST, len(found) // 2))
-        return [cell for *_, cell in found[:most]], [cell for _, behind, cell in found[: most - 1 : -1] if behind][:MOST]
+        worst = [cell for _, behind, cell in found[: most - 1 : -1] if behind]
+        return [cell for *_, cell in found[:most]], worst[:MOST]
 
     def costs(self, row: str) -> list[tuple[str, str, float | None]]:
         """Return what a layer costs: name, figure, and ratio to the Transformer, None if that is unknown."""
@@ -168,7 +170,7 @@ class Board:
         ]
 
     def training(self, row: str) -> tuple[str, float | None]:
-        """Return the time of training on the tasks of a row; its ratio to the Transformer's, if that has their device."""
+        """Return the time of training on the tasks of a row; its ratio to the Transformer's on one device."""
         mine = self.of_row(row)
         theirs = [self.cells[at] for cell in mine if (at := (TRANSFORMER, cell.task)) in self.cells]
         seconds, other = (sum(cell.seconds for cell in cells) for cells in (mine, theirs))
@@ -269,8 +271,8 @@ def board_of_tasks(name: str, pairs: Sequence[tuple[Mapping[Any, Any], Cell]]) -
     ranks = mean_ranks(values, [task for task in PUBLISHED if any(task == other for _, other in cells)])
     overall: dict[str, tuple[int, str]] = {}
     if ranks is not None:
-        for row, place in places({row: -mean for row, mean in ranks.means.items()}).items():
-            overall[row] = place, "{:.1f} ({:.1f}–{:.1f})".format(ranks.means[row], *ranks.intervals[row])
+        for row, at in places({row: -mean for row, mean in ranks.means.items()}).items():
+            overall[row] = at, "{:.1f} ({:.1f}–{:.1f})".format(ranks.means[row], *ranks.intervals[row])
 
     # Of RT and one's own layers, over the tasks that they have.
     for row in dict.fromkeys(cell.row for _, cell in pairs if cell.kind == "own" or cell.row == "rt"):
@@ -354,5 +356,3 @@ def board_of_profiles(reference: pd.DataFrame, own: pd.DataFrame) -> Board:
         words=words,
         tiers=dict(zip(whole, tiers, strict=True)),
     )
-
-

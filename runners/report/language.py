@@ -215,7 +215,7 @@ def answer(board: Board, models: Sequence[Model]) -> Rho | None:
 
 
 def table_of_runs(models: Mapping[str, Model]) -> list[list[str]]:
-    """Return the headings and a row for each model: name, parameters, its losses at every learning rate, and of its other seeds.
+    """Return the headings and a row for each model: its losses at every learning rate, and of its other seeds.
 
     The loss at the chosen rate has a star, once the model is finished.
     """

@@ -105,8 +105,8 @@ def papers_page(claim: Claim) -> str:
 
 def claims_table(file: Path) -> list[dict[str, Any]]:
     """Return the claims of a file that hold, then those that are refuted, each with its records below the folder."""
-    found = []
-    for row in pd.read_csv(file, dtype=str, keep_default_na=False).sort_values("status", kind="stable").to_dict("records"):
+    table, found = pd.read_csv(file, dtype=str, keep_default_na=False), []
+    for row in table.sort_values("status", kind="stable").to_dict("records"):
         names = (file.parent / name for name in row["record"].split("; ") if name)
         records = [next((path for path in (Path(f"{name}.jsonl"), name) if path.exists()), name) for name in names]
         found += [{**row, "records": records}] * (row["status"] != "superseded")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from runners.files import write_json
 from runners.records import REFERENCE
 from runners.report import __main__ as report
 from tests.runners.report.made_up import cell, write_cell, write_model, write_study
@@ -16,7 +17,7 @@ LAYERS = {"rt": 0.9, "transformer": 0.5, "deltanet": 0.7}
 
 @pytest.fixture(scope="session")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three layers on three tasks, a variant, a stack, a language model of each layer, and a study of one's own."""
+    """Three layers on three tasks, a variant, a stack, a profile and a language model of each layer, and one's own."""
     folder = tmp_path_factory.mktemp("results")
     for task in TASKS:
         for row, y in LAYERS.items():
@@ -25,9 +26,17 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_cell(folder, cell("rt-block-4", task, [0.99, 0.99], mixer="rt", best=5e-3))
         write_cell(folder, cell("transformer+rt", task, [0.99, 0.99], layers=2))
     for row, y in LAYERS.items():
+        rungs = [(f"rung-{n}", f"{row} {n}") for n in range(1, 7)]
+        runs = [cell(row, "parity", [y, y], preset="profile", difficulty=n, study=name) for n, name in rungs]
+        write_cell(folder, [run for of_rung in runs for run in of_rung])
         write_model(folder / "reference" / "language-models", row, 4 - y)
         write_model(folder / "reference" / "language-models" / "rt-against-transformer", row, 3 - y)
     write_study(folder, cell("my_layer:MyLayer", "parity", [0.8, 0.85], study="MyLayer parity"))
+    steps = [("transformer", 2.0), ("rt", 5.0)]
+    timed = {"length": 128, "runs": 30, "status": "timed"}
+    cells = [{"implementation": layer, "median_ms": ms, **timed} for layer, ms in steps]
+    bench = {"benchmark": "layers", "command": "bench layers", "device": "cpu", "cells": cells}
+    write_json(folder / "published" / "2026-01-01-bench" / "layers.json", bench)
     (folder / "claims.csv").symlink_to(SHIPPED / "claims.csv")
     return folder
 

@@ -14,18 +14,27 @@ from runners.mad.rows import ENTRIES, load_rows
 from runners.records import REFERENCE
 from runners.report import __main__ as report
 from runners.report.__main__ import main
-from runners.report.boards import Board, boards_of
-from runners.report.curves import loss_picture, panels_of_families
+from runners.report.boards import Board, boards_of, values_of
+from runners.report.curves import loss_pictures, panels_of_families
 from runners.report.language import MEAN_RANK, answer, correlations, read_models
-from runners.report.published import anchors, papers_claims, papers_page, read_benchmarks, read_claims
+from runners.report.published import (
+    anchors,
+    claims_table,
+    papers_claims,
+    papers_page,
+    read_benchmarks,
+    read_claims,
+    steps_of_layers,
+)
 from runners.report.ranks import mean_ranks, places
 from runners.report.svg import Chart
 from runners.style import Style
-from tasks import TASKS
+from tasks import PUBLISHED, TASKS
 from tests.runners.report.conftest import LAYERS, SHIPPED
 from tests.runners.report.made_up import cell, diverged, write_cell, write_model, write_study
 
 MODELS = "language-models"
+ALL_LAYERS = "2026-11-23-bench-21-layers/diagnostics-layers-nvidia-h200.json"
 
 
 class Outside(HTMLParser):
@@ -50,10 +59,12 @@ def board_of(folder: Path, *studies: Path) -> tuple[Board, list[str]]:
     return board, left_out
 
 
-def rows_of(page: Path) -> dict[str, str]:
-    """Return the text of each row of the first leaderboard of a page."""
-    text = page.read_text().partition('<div class="board" data-name="quick"')[0]
-    return dict(re.findall(r'<tr data-kind="\w+" data-layer="([^"]+)"(.*?)\n    </tr>', text, re.DOTALL))
+def rows_of(page: Path, label: str) -> dict[str, list[str]]:
+    """Return the texts of the cells of each row of a table, by the name of its layer."""
+    (table,) = re.findall(rf'aria-label="{label}">(.*?)</table>', page.read_text(), re.DOTALL)
+    rows = re.findall(r"<tr>(.*?)</tr>", table.partition("<tbody>")[2], re.DOTALL)
+    found = [[re.sub(r"<[^>]+>", " ", one).split() for one in re.split(r"</t[dh]>", row)[:-1]] for row in rows]
+    return {texts[1][0]: [" ".join(text) for text in texts] for texts in found}
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -67,6 +78,8 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_each_page_is_one_file_that_loads_nothing_and_has_every_id_once(pages: Path) -> None:
     assert {file.stem for file in pages.iterdir()} == {*report.PAGES}
+    links = {*re.findall(r'href="([^"#]+)', (pages / "index.html").read_text())} - {"data:,"}
+    assert not [link for link in links if not (pages / link).exists()]
     for page in pages.iterdir():
         outside = Outside()
         outside.feed(text := page.read_text())
@@ -76,39 +89,53 @@ def test_each_page_is_one_file_that_loads_nothing_and_has_every_id_once(pages: P
         assert not re.findall(r">\s*(nan|None)\s*<", text)
 
 
-def test_figures_of_the_leaderboard_are_those_of_the_records(pages: Path, results: Path) -> None:
-    rows = rows_of(pages / "index.html")
-    assert [*rows] == ["rt", "deltanet", "transformer", "my_layer:MyLayer", "rt-block-4", "transformer+rt"]
+def test_figures_of_the_leaderboards_are_those_of_the_records(pages: Path, results: Path) -> None:
+    rows = rows_of(pages / "full.html", "parity")
+    assert [*rows] == ["rt-block-4", "transformer+rt", "rt", "my_layer:MyLayer", "deltanet", "transformer"]
     for row in (*LAYERS, "rt-block-4", "transformer+rt"):
         table = records.load(results / "reference" / row / "parity.jsonl")
         chosen = table[table["test.token_accuracy"].notna()]
-        (shown,) = re.findall(r'data-task="parity" data-sequence="([^"]+)" data-token="([^"]+)"', rows[row])
-        figures = [chosen[f"test.{metric}_accuracy"].mean() for metric in ("sequence", "token")]
-        assert [float(y) for y in shown] == pytest.approx(figures)
-        seeds = [[float(y) for y in found.split(", ")] for found in re.findall(r"seeds: ([^<]*)<", rows[row])]
-        assert pytest.approx([*chosen["test.token_accuracy"]]) in seeds
-        assert f"lr {chosen['lr'].iloc[0]:g}" in rows[row]
+        for column, metric in ((2, "token"), (3, "sequence")):
+            assert float(rows[row][column][:6]) == pytest.approx(chosen[f"test.{metric}_accuracy"].mean(), abs=5e-5)
+        assert rows[row][4] == f"{chosen['lr'].iloc[0]:g}"
+        assert rows[row][-1] == f"{(table['seconds'] / table['together']).sum():.0f} s"
+    assert "*" in rows["rt-block-4"][2]  # the end of the grid
+    assert [rows[row][0] for row in ("rt", "my_layer:MyLayer", "deltanet", "rt-block-4")] == ["1", "2", "3", "–"]
 
-    # A cell says its command and links to its record; one at the end of the grid is marked.
-    assert "python -m runners.mad.reference --layers rt --tasks parity" in rows["rt"]
-    assert (pages / re.findall(r'<a class="cell" href="([^"]+)"', rows["rt"])[0]).exists()
-    assert "0.990*" in rows["rt-block-4"]
-    assert "*" not in rows["rt"].partition("<template>")[0]
-    assert rows["my_layer:MyLayer"].count("not trained") == 2
+    # A row of the first page has the mean rank of a layer that has all tasks, and the time of a step.
+    overall = rows_of(pages / "index.html", "leaderboard")
+    assert [*overall] == ["rt", "deltanet", "transformer", "my_layer:MyLayer"]
+    assert overall["rt"][:6] == ["1", "rt", "1.0", "0.93", "0.93", "0.93"]
+    assert overall["my_layer:MyLayer"][:6] == ["–", "my_layer:MyLayer yours", "–", "", "", "0.82"]
+    assert [row[6] for row in overall.values()] == ["2.5×", "–", "1×", "–"]
 
 
-def test_mean_ranks_are_among_the_layers_that_have_all_tasks(pages: Path, results: Path) -> None:
-    board, _ = board_of(results)
-    ranks = board.ranks["token"]
-    assert ranks is not None
-    assert ranks.means == {"rt": 1.0, "transformer": 3.0, "deltanet": 2.0}
-    assert board.places["token", "parity"] == {"rt": 1, "transformer": 3, "deltanet": 2}
-    rows = rows_of(pages / "index.html")
-    shown = {
-        row: re.findall(r'<td class="rank"(?: data-sequence="[^"]+")?(?: data-token="([^"]+)")?', text)
-        for row, text in rows.items()
+@pytest.mark.parametrize("own", [True, False])
+def test_the_first_screen_says_where_a_layer_stands(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """One's own layer stands on the board that has it; without one, RT on that of the profiles."""
+    monkeypatch.setattr(report, "REFERENCE", results / "reference")
+    study = [str(results / "studies" / "MyLayer-parity")] if own else []
+    main([*study, "--out", str(tmp_path)])
+    text = " ".join(re.sub(r"<[^>]+>", " ", (tmp_path / "report" / "index.html").read_text()).split())
+    words = {
+        True: [
+            "my_layer:MyLayer yours 2nd of 4: mean rank 2.0 (2.0 to 2.0) over 1 task, reference protocol",
+            "Strengths parity 0.825 2nd of 4",
+            "bench layers --layers transformer my_layer:MyLayer",
+            "parameters 1.00k 1×",
+        ],
+        False: ["rt tier 1 of 3; rank 1 of 3", "Strengths parity 0.889 1st of 3", "step, 30 runs together 5 ms 2.5×"],
     }
-    assert {row: float(found[0]) for row, found in shown.items() if found[0]} == ranks.means
+    for one in words[own]:
+        assert one in text.partition("Findings")[0]
+
+
+def test_mean_ranks_are_among_the_layers_that_have_all_tasks(results: Path) -> None:
+    board, _ = board_of(results)
+    assert {row: place for row, (place, _) in board.overall.items()} == {"rt": 1, "transformer": 3, "deltanet": 2}
+    assert board.ranks("parity") == {"rt": 1, "transformer": 3, "deltanet": 2}
 
     # Equal means share the rank; a layer that diverged has none; intervals are of tasks and seeds.
     values = {
@@ -128,46 +155,27 @@ def test_mean_ranks_are_among_the_layers_that_have_all_tasks(pages: Path, result
     assert places({"a": 0.5, "b": 0.9, "c": 0.9}) == {"a": 3, "b": 1, "c": 1}
 
 
-def test_ones_own_study_is_marked_and_ranked_beside_the_reference(pages: Path, results: Path, tmp_path: Path) -> None:
-    text = (pages / "index.html").read_text()
-    row = rows_of(pages / "index.html")["my_layer:MyLayer"]
-    assert 'class="badge own">yours' in row
-    assert "2nd of 4: 0 better, 3 tied, 0 worse" in row
-    assert "my_layer:MyLayer: 2nd of 4, mean rank 2.0 over 1 task, reference protocol" in text
-
-    # The project's own layer trained again has no rank; one of other settings is left out.
+def test_ones_own_layer_of_the_project_has_no_rank_and_one_of_other_settings_is_left_out(
+    results: Path, tmp_path: Path
+) -> None:
     again = write_study(tmp_path, cell("rt", "parity", [1.0, 1.0], study="again"))
     short = write_study(tmp_path, cell("mine:Mine", "parity", [1.0, 1.0], steps=10))
     board, (left_out,) = board_of(results, again, short)
-    assert [cell.mean("token") for cell in board.cells.values() if cell.kind == "again"] == [1.0]
-    assert board.places["token", "parity"] == {"rt": 1, "transformer": 3, "deltanet": 2}
+    assert [cell.value for cell in board.cells.values() if cell.kind == "again"] == [1.0]
+    assert board.ranks("parity") == {"rt": 1, "transformer": 3, "deltanet": 2}
     assert "steps 10 (theirs 100)" in left_out
     assert "mine:Mine" not in " ".join(board.rows)
 
 
-def test_pictures_draw_each_layer_of_the_records(pages: Path) -> None:
-    text = (pages / "pictures.html").read_text()
-    for picture in ("state", "blocks", "curves"):
-        (article,) = re.findall(rf'<article class="picture" id="full-{picture}">(.*?)</article>', text, re.DOTALL)
-        assert len(re.findall(r"<figcaption>", article)) == 3
-        assert "<title>rt" in article
-    assert "my_layer:MyLayer: token accuracy 0.8250 (0.3431–0.9770), state 64 floats" in text
-    assert "<title>my_layer:MyLayer, seed 1: 0.850 after 100 steps" in text
-
-
 def test_losses_of_language_models_are_those_of_the_records(pages: Path, results: Path) -> None:
-    text = (pages / "language.html").read_text()
-    (table,) = re.findall(r'aria-label="language models"><table>(.*?)</table>', text, re.DOTALL)
-    shown = [
-        re.findall(r"<td[^>]*>([^<]*)", row) for row in re.findall(r"<tbody>.*", table, re.DOTALL)[0].split("<tr>")[1:]
-    ]
-    assert [row[0].strip() for row in shown] == ["rt", "deltanet", "transformer"]  # by loss
-    for row in shown:
-        runs = records.load(results / "reference" / MODELS / f"{row[0].strip()}.jsonl")
+    rows = rows_of(pages / "language.html", "language models")
+    assert [*rows] == ["rt", "deltanet", "transformer"]  # by loss
+    for layer, row in rows.items():
+        runs = records.load(results / "reference" / MODELS / f"{layer}.jsonl")
         best = runs[runs["lr"] == 3e-3]
         figures = [best[f"validation.{name}"].mean() for name in ("loss", "recall_loss", "rest_loss", "bits_per_byte")]
-        assert row[5:9] == [f"{y:.3f}" for y in figures]
-    assert "<td>2.090*</td>" in text  # of the runs against the Transformer, that of the best rate
+        assert [text.split()[0] for text in row[5:9]] == [f"{y:.3f}" for y in figures]
+    assert "<td>2.090*</td>" in (pages / "language.html").read_text()  # of the runs against the Transformer
 
 
 def test_models_are_compared_only_if_they_read_the_same_text(tmp_path: Path) -> None:
@@ -181,8 +189,8 @@ def test_models_are_compared_only_if_they_read_the_same_text(tmp_path: Path) -> 
         "gla": (False, None),
     }
     assert models["gla"].mean("loss") == float("inf")
-    drawn = loss_picture(panels_of_families({"rt": models["rt"], "transformer": models["rt"]}), "losses", "losses")
-    assert "rt: 3.000 at the end, +0.000 from transformer" in drawn.panels["recurrent attention"]["both"]
+    drawn = loss_pictures(panels_of_families({"rt": models["rt"], "transformer": models["rt"]}))
+    assert "rt: 3.000 at the end, +0.000 from transformer" in drawn["recurrent attention"]
 
     write_model(tmp_path, "lru", 3.0, steps=50)
     assert read_models(tmp_path, alike=False)
@@ -204,7 +212,7 @@ def test_shipped_results_give_the_analysis_that_was_fixed_beforehand() -> None:
     assert f"{rho.p:.2f}" == "0.48"
     assert not rho.significant
 
-    within = {row.score: row.rhos["within"]["loss"] for row in correlations(board, models, "token")}
+    within = {row.score: row.rhos["within"]["loss"] for row in correlations(board, models)}
     names = {"MQAR": "mqar", "in-context recall": "in-context-recall", "copying": "copying"}
     for name, task in names.items():
         found = within[task]
@@ -213,7 +221,7 @@ def test_shipped_results_give_the_analysis_that_was_fixed_beforehand() -> None:
         assert found.significant
     assert within[MEAN_RANK] is not None
 
-    ranks = board.ranks["token"]
+    ranks = mean_ranks(values_of(board.cells), PUBLISHED)
     assert ranks is not None
     assert len(ranks.means) == 21
     layers = {"Feedback Transformer": "feedback-transformer", "Mamba": "mamba", "RT": "rt", "RWKV-7": "rwkv7"}
@@ -230,9 +238,7 @@ def test_a_layer_that_diverged_says_so(results: Path, tmp_path: Path, monkeypatc
     (tmp_path / "claims.csv").symlink_to(SHIPPED / "claims.csv")
     monkeypatch.setattr(report, "REFERENCE", tmp_path / "reference")
     main(["--out", str(tmp_path)])
-    rows = rows_of(tmp_path / "report" / "index.html")
-    assert rows["lru"].count('<span class="token">diverged') == 2
-    assert "data-token" not in rows["lru"]
+    assert rows_of(tmp_path / "report" / "full.html", "parity")["lru"][:4] == ["–", "lru", "diverged", "diverged"]
     assert "No language model is trained yet" in (tmp_path / "report" / "language.html").read_text()
 
 
@@ -264,13 +270,16 @@ def test_the_papers_claims_take_our_figures_from_the_table_of_claims() -> None:
     assert all((SHIPPED / record).exists() for found in claims for record in found["records"])
     assert claim("transition", "Transformer, 6 layers") == "2.738, 2.736"
     assert all(claim(name).status == "holds" for name in report.GLANCE)
-    assert all(claim(found["ours"]).status == "holds" for found in claims if "ours" in found)
+    assert all(claim(found["ours"]).status == "holds" for found in claims if found["ours"])
+    shown = {found["name"]: found for found in claims_table(SHIPPED / "claims.csv")}
+    assert all(found["command"] and all(file.exists() for file in found["records"]) for found in shown.values())
+    assert not {found["ours"] for found in claims if found["ours"]} - {*shown}
     assert papers_page(claim) == (SHIPPED.parent / "docs" / "paper.md").read_text(encoding="utf-8")
 
 
 def test_every_anchor_has_its_record() -> None:
     benchmarks = read_benchmarks(SHIPPED / "published")
-    rows = anchors(benchmarks)
+    rows = anchors(SHIPPED / "published", benchmarks)
     assert len(rows) == 11
     for row in rows:
         assert "not measured" not in row["figures"]
@@ -279,12 +288,19 @@ def test_every_anchor_has_its_record() -> None:
     assert (min(gains), max(gains)) == (2.4, 14.8)
     assert fmean(gains) > 2
 
+    # Layers of the record with most of them come first, the others from records with a Transformer of their own.
+    steps = steps_of_layers(benchmarks)
+    assert steps["rt"].record == steps["transformer"].record == SHIPPED / "published" / ALL_LAYERS
+    assert {runs: round(ratio, 2) for runs, (_, ratio) in steps["rt"].times.items()} == {1: 5.92, 6: 2.48, 30: 1.73}
+    assert steps["kda"].record.parent.name == "2026-11-28-bench-new-layers"
+    assert steps["kda"].ratio == pytest.approx(1.66, abs=0.01)
+
 
 def test_a_chart_puts_data_where_its_axes_say() -> None:
     chart = Chart(description="a & b", labels={"x": "n", "y": "y"}, logs="x", limits={"x": (1, 100), "y": (0, 1)})
     style = Style(color="#0072b2", marker="o")
     chart.line([1, 10, 100], [0, 0.5, 1], style, tip="<line>")
-    chart.mark(10, 0.5, style, "mark")
+    chart.mark(10, 0.5, style)
     chart.end("first", 1.0, style.color)
     chart.end("second", 1.0, style.color)
     root = ElementTree.fromstring(chart.svg())
@@ -293,7 +309,7 @@ def test_a_chart_puts_data_where_its_axes_say() -> None:
     points: Any = [tuple(map(float, pair.split(","))) for pair in str(line.get("d"))[1:].split()]
     assert points[0][0] == chart.left
     assert points[1] == pytest.approx([(a + b) / 2 for a, b in zip(points[0], points[2], strict=True)], abs=0.1)
-    (mark,) = [path for path in root.iter("path") if path.findtext("title") == "mark"]
+    (mark,) = [path for path in root.iter("path") if path.get("transform")]
     assert f"translate({points[1][0]:.1f} {points[1][1]:.1f})" in str(mark.get("transform"))
     names = {text.text: float(str(text.get("y"))) for text in root.iter("text")}
     assert names["second"] - names["first"] >= 8 or names["first"] - names["second"] >= 8
