@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_results(found, reasons, console, given.verbose)
 
         figure = chart_file(given.out, "comparison", [*sorted(own["study"].unique()), given.reference])
-        plot_comparison(found, figure)
+        plot_comparison(found, own, figure)
     console.print(f"chart: {figure}; rows with costs: the .csv beside it, or --verbose", soft_wrap=True)
 
 

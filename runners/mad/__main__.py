@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         best = choices[choices["own"]]
         words = re.sub(r"[^\w.+-]+", "-", "-".join(dict.fromkeys([*best["layer"], *best["task"]])))[:100]
         figure = chart_file(options.out, words, [*best["study"], *trained["lr"], *trained["seed"]])
-        plot_comparison(choices, figure)
+        plot_comparison(choices, trained, figure)
     say(f"chart: {figure}; rows with costs: the .csv beside it, or --verbose")
     folders = [experiment.folder(options.out) for experiment in experiments]
     studies = folders[0] if len(folders) == 1 else folders[0].parent

@@ -39,6 +39,8 @@ AXES = {
 }
 TICKS = 16
 """Most tokens named at an axis of the confusion matrix."""
+LEAST = 20
+"""Least number of sequences of a point of the accuracy along the sequence."""
 BARS = ("#0072b2", "#56b4e9", "#999999", "#d55e00")
 """Colours of the bars of a linear probe, which the colour-blind tell apart (Okabe and Ito 2008)."""
 BAR = 0.38
@@ -158,17 +160,24 @@ def draw_figure(diagnosis: Diagnosis) -> Figure:
 
 
 def _plot_profile(axes: Axes, diagnosis: Diagnosis) -> None:
-    """Plot the accuracy by position, or by ordinal if the answers stand at many different positions."""
+    """Plot the accuracy by position, or by ordinal if the answers stand at many different positions.
+
+    Points of fewer than ``LEAST`` sequences are left out, unless all are.
+    """
     axis, profile = along_the_sequence(diagnosis.by_position, diagnosis.by_answer)
+    enough = np.array(profile.sequences) >= min(LEAST, max(profile.sequences))
+    index, accuracy, sequences = (
+        np.array(column)[enough] for column in (profile.index, profile.accuracy, profile.sequences)
+    )
     counts = axes.twinx()
-    counts.bar(profile.index, profile.sequences, color="0.9", width=min(np.diff(profile.index), default=1))
+    counts.bar(index, sequences, color="0.9", width=min(np.diff(index), default=1))
     counts.set_ylim(0, 1.05 * diagnosis.sequences)
     counts.set_ylabel("sequences scored here (bars)", color="0.45")
 
     # The bars belong behind the line, which is on the older axes.
     axes.set_zorder(counts.get_zorder() + 1)
     axes.patch.set_visible(False)
-    axes.plot(profile.index, profile.accuracy, marker=".", color="C0", label="model", clip_on=False)
+    axes.plot(index, accuracy, marker=".", color="C0", label="model", clip_on=False)
     axes.axhline(diagnosis.chance.token, color="black", linestyle="dotted", label="chance")
 
     _accuracy_axis(axes, "token accuracy")
@@ -179,15 +188,16 @@ def _plot_profile(axes: Axes, diagnosis: Diagnosis) -> None:
 
 
 def _plot_confusions(figure: Figure, axes: Axes, confusion: ConfusionMatrix) -> None:
-    share_CC = np.array(confusion.counts) / np.maximum(1, confusion.targets)[:, None]
-    image = axes.imshow(share_CC, vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
+    """Plot the share of each prediction among a target's scored positions; tokens that are no target have no row."""
+    targets = np.flatnonzero(confusion.targets)
+    share_RC = np.array(confusion.counts)[targets] / np.array(confusion.targets)[targets, None]
+    image = axes.imshow(share_RC, vmin=0, vmax=1, cmap="Blues", interpolation="nearest")
     figure.colorbar(image, ax=axes, label="share of the target's scored positions", format=PercentFormatter(1))
 
-    shown = len(confusion.classes)
-    ticks = range(0, shown, -(-shown // TICKS))
-    names = [str(confusion.classes[i]) for i in ticks]
-    axes.set_xticks(ticks, names, rotation=90 if shown > TICKS else 0)
-    axes.set_yticks(ticks, names)
+    classes, shown = np.array(confusion.classes), len(confusion.classes)
+    columns, rows = (range(0, n, -(-n // TICKS)) for n in share_RC.shape[::-1])
+    axes.set_xticks(columns, classes[columns], rotation=90 if shown > TICKS else 0)
+    axes.set_yticks(rows, classes[targets[rows]])
 
     axes.set_xlabel("predicted token")
     axes.set_ylabel("target token")

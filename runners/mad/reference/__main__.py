@@ -18,8 +18,8 @@ from its runs in ``--out``. On several GPUs, one process per GPU takes results, 
 commands that share both folders also divide them among themselves. An error in a result is one line; the others are
 trained, and the command ends with status 1.
 
-The overview is ``overview.png``, a heat map, and ``overview.md``: the ranking of the layers, the effective depth of RT,
-and its accuracy against the length of its blocks. That of the profiles has tiers, capacities, and all rungs.
+The overview is ``overview.png``, the accuracies, and ``overview.md``: the ranking of the layers, the effective depth of
+RT, and its accuracy against the length of its blocks. That of the profiles has tiers, capacities, and all rungs.
 """
 
 from runners.interrupt import end_at_once

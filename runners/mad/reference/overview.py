@@ -1,6 +1,6 @@
 """The overview of the reference results, made only from their records: a picture and a page of tables.
 
-``overview.png`` is the heat map of accuracies. ``overview.md`` holds the ranking, the effective depth of RT and its
+``overview.png`` shows the accuracies. ``overview.md`` holds the ranking, the effective depth of RT and its
 accuracy against the length of its blocks. Results without a file are "not run yet".
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from runners.files import write_atomically
-from runners.mad.charts import draw_heat_map
+from runners.mad.charts import draw_dots
 from runners.mad.points import chosen, points
 from runners.mad.ranking import OTHER_TIES, TIE, TOKENS, intervals, mean_ranks, places_by_ties, rule_of
 from runners.mad.rows import ENTRIES, LAYERS, STACKS, ReferencePreset, file_of, load_rows
@@ -42,7 +42,7 @@ def write_overview(folder: Path, preset: ReferencePreset) -> list[Path]:
     found = in_order(found.assign(label=found["layer"], setting=found["task"]))
     place = file_of(folder, preset, ENTRIES["rt"], "").parents[1]
     picture, page = place / "overview.png", place / "overview.md"
-    figure = draw_heat_map(found)
+    figure = draw_dots(found)
     write_atomically(picture, lambda temporary: figure.savefig(temporary, dpi=100))
 
     text = overview_page(found, preset)

@@ -28,7 +28,7 @@ def test_a_command_trains_tabulates_and_stores_and_trains_nothing_twice(
     first = capsys.readouterr().out
     for expected in ("–", f"\nruns and diagnosis: {out}/studies; dashboard: optuna-dashboard {out}/optuna.journal\n"):
         assert expected in first
-    assert len([*(out / "figures").glob("*.png")]) == 1
+    assert [path.name.startswith("curves-") for path in sorted((out / "figures").glob("*.png"))] == [True, False]
     studies = sorted((out / "studies").iterdir())
     assert [path.name.split("-")[0] for path in studies] == ["lstm+transformer", "rt"]
     runs = {f"lr0.001-wd0.0-seed{seed}" for seed in range(2)}

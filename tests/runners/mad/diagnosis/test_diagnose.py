@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
@@ -22,6 +22,8 @@ from mixers.transformer import Transformer
 from runners.mad.diagnosis.diagnose import Diagnosis, diagnose, draw_figure
 from runners.mad.diagnosis.linear_probes import FOLDS, INVERSE_PENALTY, SEED, ProbeReport, draw_sample, fit_probes
 from runners.mad.diagnosis.outputs import (
+    ConfusionMatrix,
+    Profile,
     UnreadableError,
     count_confusions,
     predict,
@@ -304,6 +306,18 @@ def test_impossible_probe_is_said_so(tmp_path: Path) -> None:
     assert (single.hidden, diagnosis.probe.hidden, diagnosis.probe.majority) == (None, None, None)
     texts = [text.get_text() for axes in draw_figure(diagnosis).axes for text in axes.texts]
     assert any("not possible" in text for text in texts)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_diagnosis_draws_no_point_of_few_sequences_and_no_row_of_a_token_that_is_no_target(tmp_path: Path) -> None:
+    task = Toy(Toy.Config(rule="constant", eval_examples=50))
+    few = Profile(index=[0, 1, 2], accuracy=[1.0, 0.5, 0.0], sequences=[50, 20, 19])
+    confusion = ConfusionMatrix(occurring=2, classes=[3, 4], counts=[[0, 0], [1, 9]], targets=[0, 10], top=[])
+    diagnosis = diagnose(build(task), task, tmp_path, "few")
+    along, matrix, *_ = draw_figure(replace(diagnosis, by_position=few, by_answer=few, confusion=confusion)).axes
+    assert [*along.lines[0].get_xdata()] == [0, 1]
+    assert matrix.images[0].get_array().tolist() == [[0.1, 0.9]]
+    assert [label.get_text() for label in matrix.get_yticklabels()] == ["4"]
 
 
 @pytest.mark.usefixtures("undrawn")
