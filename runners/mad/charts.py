@@ -4,6 +4,7 @@ import json
 import math
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -154,9 +155,8 @@ def draw_curves(found: pd.DataFrame, table: pd.DataFrame) -> Figure | None:
         for axes in (losses, accuracies):
             axes.grid(alpha=0.25)
             axes.set_xlabel("steps", fontsize=8)
-    handles = [
-        Line2D([], [], color=look[label].color, linestyle=look[label].line, label=_broken(label)) for label in look
-    ]
+    drawn: dict[str, Any] = {_broken(label): {"color": of.color, "linestyle": of.line} for label, of in look.items()}
+    handles = [Line2D([], [], label=label, **looks) for label, looks in drawn.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 3), fontsize=8)
     return figure
 

@@ -69,6 +69,15 @@ GLANCE = (
 """Claims on the first page."""
 
 
+PICTURES = {
+    "overview": "Scores of every ability",
+    "state": "Capacity against the size of the state",
+    "time": "Profile score against the time of a step",
+    "ladders": "Ladders",
+}
+"""Pictures of runners.mad.reference --preset profile by the names of their files."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Write all results of the project as HTML pages.
@@ -138,14 +147,15 @@ def first_page(boards: Sequence[Board]) -> dict[str, Any]:
     known = [board for board in boards if "rt" in board.words] or boards
     board = own or known[0]
     tasks = own if own and own.name == "quick" else next((found for found in boards if found.name == "full"), board)
-    pictures = sorted((REFERENCE / "profile").glob("*.png"))
+    pictures = {title: REFERENCE / "profile" / f"{name}.png" for name, title in PICTURES.items()}
     return {
         "heroes": [(board, row) for row in (own.own if own else [name for name in board.rows if name in board.words])],
         "profiles": next((found for found in boards if found.name == "profile"), None),
         "board": tasks,
         "pictures": {
-            path.stem.replace("-", " "): f"data:image/png;base64,{b64encode(path.read_bytes()).decode()}"
-            for path in pictures
+            title: f"data:image/png;base64,{b64encode(file.read_bytes()).decode()}"
+            for title, file in pictures.items()
+            if file.exists()
         },
     }
 

@@ -144,16 +144,16 @@ class Board:
     def extremes(self, row: str) -> tuple[list[Cell], list[Cell]]:
         """Return the cells of a layer with its best places, and those with its worst; of equal ones by accuracy.
 
-        No layer is bad at a task on which it ties with the best one.
+        No layer is bad at a task on which it ties with the best one, nor good where it ties with the worst.
         """
         found = []
         for cell in self.of_row(row):
             if row in (ranks := self.ranks(cell.task)):
-                found.append(((ranks[row], -cell.share[0]), ranks[row] > min(ranks.values()), cell))
-        found.sort(key=lambda one: one[0])
+                found.append((ranks[row], -cell.share[0], min(ranks.values()), max(ranks.values()), cell))
+        found.sort(key=lambda one: one[:2])
         most = max(1, min(MOST, len(found) // 2))
-        worst = [cell for _, behind, cell in found[: most - 1 : -1] if behind]
-        return [cell for *_, cell in found[:most]], worst[:MOST]
+        best = [cell for rank, *_, last, cell in found[:most] if rank < last]
+        return best, [cell for rank, _, first, *_, cell in found[: most - 1 : -1] if rank > first][:MOST]
 
     def costs(self, row: str) -> list[tuple[str, str, float | None]]:
         """Return what a layer costs: name, figure, and ratio to the Transformer, None if that is unknown."""
@@ -304,8 +304,8 @@ def board_of_profiles(reference: pd.DataFrame, own: pd.DataFrame) -> Board:
     """
     again = own["layer"].isin(set(reference["layer"]))
     own = own.assign(layer=own["layer"].where(~again, own["layer"] + YOURS))
-    table = pd.concat([frame for frame in (own, reference) if len(frame)])
-    scores, ours = profile.seed_scores(table), set(own["layer"])
+    tables, ours = [frame for frame in (own, reference) if len(frame)], set(own["layer"])
+    table, scores = pd.concat(tables), pd.concat([profile.seed_scores(frame) for frame in tables])
     first = table.drop_duplicates("layer").set_index("layer").to_dict("index")
     seconds = (table["seconds"] / table["together"]).groupby([table["layer"], table["task"]]).sum()
     files = table.groupby(["layer", "task"])["file"].first()
