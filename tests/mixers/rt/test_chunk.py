@@ -3,6 +3,7 @@
 import ctypes
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -77,12 +78,12 @@ class Chunk(NamedTuple):
             down_DF=matrix(D, 4 * D),
         )
 
-    def kernel(self, owner: Pass, direction: chunk.Direction) -> chunk.ChunkKernel | None:
+    def kernel(self, owner: Pass, direction: chunk.Direction, folder: Path) -> chunk.ChunkKernel | None:
         """In place of ``ChunkKernel.of``; a pass in float32 has none."""
         if owner.sizes.low == torch.float32:
             return None
         shape = (self.D, self.K, self.row_tiles, self.qk_norm, self.persistent_norm)
-        with patch.object(chunk, "compiled", partial(EmulatedKernel, fit=self.fit, order=self.order)):
+        with patch.object(chunk, "compiled", partial(EmulatedKernel, fit=self.fit, order=self.order, folder=folder)):
             kernel: Any = chunk.chunk_kernel.__wrapped__(direction, *shape, owner.sizes.device)  # without its cache
         made = chunk.ChunkKernel(owner, direction, self.row_tiles, kernel)
         made.room.fill_(255)
@@ -144,8 +145,8 @@ def check(wanted: dict[str, Tensor], got: dict[str, Tensor], before: dict[str, T
 
 @emulated
 @pytest.mark.parametrize("case", CHUNKS)
-def test_a_chunk_agrees_with_plain_pytorch(case: Chunk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk.ChunkKernel, "of", case.kernel)
+def test_a_chunk_agrees_with_plain_pytorch(case: Chunk, cache: pytest.Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk.ChunkKernel, "of", partial(case.kernel, folder=cache.mkdir("emulated")))
     torch.manual_seed(1)
     weights = case.weights()
     x, dz = (torch.randn(1, case.B, LENGTH, case.D) for _ in range(2))

@@ -1,12 +1,14 @@
 """Chunk kernels on a CPU: the same source, run thread by thread in place of a GPU."""
 
 import ctypes
+import os
 import platform
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -22,6 +24,7 @@ class EmulatedKernel:
         fit: clusters that would fit on the GPU at once.
         order: which of the threads that can go on does so: 0 the first, 1 the last, 2 one at random, 3 one of the warp
             that is first in a random order of warps.
+        folder: where compiled kernels stay.
 
     Attributes:
         memory: tensors in whose memory the kernel may read and write; any other access ends the process.
@@ -39,9 +42,10 @@ class EmulatedKernel:
         shared_bytes: int,
         fit: int,
         order: int,
+        folder: Path,
     ) -> None:
         assert (constants["PROGRAMS"], constants["THREADS"], device.type) == (programs, threads, "cpu")
-        self.library = _library(source, {"KERNEL": name, "EMULATE": 1, **constants})
+        self.library = _library(source, {"KERNEL": name, "EMULATE": 1, **constants}, folder)
         self.shared_bytes, self.fit, self.order = shared_bytes, fit, order
         self.memory: Sequence[Tensor] = ()
 
@@ -58,34 +62,51 @@ class EmulatedKernel:
 
 
 FLAGS = [
-    "-O1",
     "-march=native",
     "-ffp-contract=off",
     "-std=c++17",
     "-fPIC",
+    "-fvisibility=hidden",
     "-w",
     "-fno-strict-aliasing",
     "-fno-gnu-unique",
 ]
+HERE = Path(__file__).parent
+RUN = """
+static Arguments gpu_arguments;
+extern "C" __attribute__((visibility("default")))
+void run(const Arguments* arguments, int clusters, int layers, int shared_bytes, int order, uint64_t seed, int count,
+         const void* const* starts, const size_t* sizes) {
+  gpu_arguments = *arguments;
+  gpu::run([] { KERNEL(gpu_arguments); }, C, THREADS, clusters, layers, shared_bytes, order, seed, count, starts,
+           sizes);
+}
+"""
+
+
+def _built(made: Path, text: str, *options: str) -> str:
+    """A file that g++ makes of a source unless it is there; several processes may make it at the same time."""
+    if not made.exists():
+        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
+            command = ["g++", *FLAGS, f"-I{HERE}", "-xc++", "-", "-xnone", *options, "-o", f"{folder}/made"]
+            subprocess.run(command, input=text, text=True, check=True)
+            os.replace(f"{folder}/made", made)
+    return str(made)
 
 
 @cache
-def _header() -> tempfile.TemporaryDirectory[str]:
-    """A folder with gpu.h and its compiled form, for the time of the process."""
-    folder = tempfile.TemporaryDirectory()
-    header = shutil.copy(Path(__file__).with_name("gpu.h"), folder.name)
-    subprocess.run(["g++", *FLAGS, "-x", "c++-header", header, "-o", f"{header}.gch"], check=True)
-    return folder
+def _compiler() -> str:
+    """The compiler's version, and the processor that it compiles for."""
+    return subprocess.run(["g++", *FLAGS, "-###", "-E", "-xc++", os.devnull], capture_output=True, text=True).stderr
 
 
-def _library(kernel: str, constants: Mapping[str, object]) -> ctypes.CDLL:
-    """The kernel compiled for the CPU."""
+def _library(kernel: str, constants: Mapping[str, object], folder: Path) -> ctypes.CDLL:
+    """The kernel compiled for the CPU; what is compiled stays in the folder for the next time."""
     kernel = kernel.replace("extern __shared__ uint4 shared[];", "uint4* const shared = gpu::shared_memory();")
-    defines = [f"#define {name} {y}" for name, y in constants.items()]  # a compiled header comes before them
-    text = "\n".join(('#include "gpu.h"', *defines, kernel, Path(__file__).with_name("run.h").read_text()))
-    with tempfile.TemporaryDirectory() as folder:
-        source, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
-        source.write_text(text)
-        command = ["g++", *FLAGS, "-shared", f"-I{_header().name}", str(source), "-o", str(library)]
-        subprocess.run(command, check=True)
-        return ctypes.CDLL(str(library))
+    text = "\n".join(('#include "gpu.h"', *(f"#define {name} {y}" for name, y in constants.items()), kernel, RUN))
+
+    header, emulator = ((HERE / name).read_text() for name in ("gpu.h", "gpu.cpp"))
+    name = sha256("\0".join((_compiler(), header, emulator)).encode()).hexdigest()
+    compiled = _built(folder / f"{name}.o", emulator, "-O3", "-c")
+    name = sha256((name + text).encode()).hexdigest()
+    return ctypes.CDLL(_built(folder / f"{name}.so", text, "-O1", "-shared", compiled))
