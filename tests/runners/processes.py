@@ -1,5 +1,6 @@
 """Processes of tests, forked from one that has imported the programs: to start Python and import them takes seconds."""
 
+import gc
 import multiprocessing
 import os
 import time
@@ -13,7 +14,8 @@ from matplotlib.figure import Figure
 
 LATER = (
     *("datasets", "tokenizers", "torch._dynamo", "torch.distributed.checkpoint.state_dict"),
-    "matplotlib.backends.backend_agg",
+    *("matplotlib.backends.backend_agg", "runners.c4.compare", "torch.utils.flop_counter", "einops._torch_specific"),
+    *("typeguard", "tyro._backends._tyro_backend", "pydantic.dataclasses", "pydantic._internal._serializers"),
 )
 """What the programs import when they train."""
 PRELOADED = ("runners.mad.__main__", "runners.c4.__main__", "runners.c4.train", *LATER)
@@ -40,6 +42,7 @@ def run_program(module: str, arguments: Sequence[str], output: Path) -> None:
     os.dup2(file, 2)
     os.environ["COLUMNS"] = "200"
     torch.set_num_threads(1)
+    gc.freeze()  # what has been imported; to collect it takes a second, and copies its memory
     Figure.savefig = lambda self, path, **_: Path(path).touch()
     import_module(module).main(arguments)
 
