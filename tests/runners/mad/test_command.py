@@ -18,6 +18,7 @@ COMMAND += ["--lr", "1e-3", "--reference", "none"]
 pytestmark = pytest.mark.usefixtures("wide_terminal")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_command_trains_tabulates_and_stores_and_trains_nothing_twice(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
