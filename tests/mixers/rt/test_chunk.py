@@ -32,7 +32,7 @@ on_gpu = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs an H100 or H200"
 )
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
-LENGTH = 64
+LENGTH = 96
 
 
 class Chunk(NamedTuple):
@@ -50,7 +50,7 @@ class Chunk(NamedTuple):
 
     @property
     def wave(self) -> Wave:
-        return Wave(1, 1 + self.layers, 32)
+        return Wave(1, 1 + self.layers, 64)
 
     def setting(self, dtype: torch.dtype) -> WavefrontSetting:
         slopes = 2.0 ** -torch.linspace(1, 8, self.D // self.K)
