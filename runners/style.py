@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
@@ -105,7 +106,7 @@ def styles(labels: Sequence[str]) -> dict[str, Style]:
     """
     found: dict[str, Style] = {}
     times: dict[Style, int] = {}
-    for label in sorted(set(labels)):
+    for label in sorted(set(labels), key=lambda label: (label not in MIXERS, label)):  # a layer before its variants
         style = style_of(label)
         n = times[style] = times.get(style, -1) + 1
         if n > 0:  # 16 variants differ in shade or line
@@ -118,20 +119,22 @@ def styles(labels: Sequence[str]) -> dict[str, Style]:
     return {label: found[label] for label in labels}
 
 
-def label_ends(axes: Axes, ends: Sequence[tuple[str, float, str]], size: float = 8) -> None:
-    """Write the name of each line to the right of the panel, beside its end and never over another name.
+def label_ends(axes: Axes, ends: Sequence[tuple[str, float, float, str]], size: float = 8) -> None:
+    """Write the name of each line to the right of the panel, joined to its end and never over another name.
 
     Args:
-        axes: the panel.
-        ends: name, last value and colour of each line.
+        axes: the panel, with its last scales.
+        ends: name, last point (x and y) and colour of each line.
         size: of the names, in points.
     """
-    low, high = axes.get_ylim()
-    gap = 1.25 * size * (high - low) / (axes.get_window_extent().height * 72 / axes.figure.dpi)
-    places = spread([y for _, y, _ in ends], gap, low, high)
-    for (name, _, color), y in zip(ends, places, strict=True):
-        where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
-        axes.annotate(name, (1.02, y), color=color, va="center", fontsize=size, **where)
+    axes.autoscale_view()
+    points = np.array([(x, y) for _, x, y, _ in ends]).reshape(-1, 2)
+    heights = axes.transAxes.inverted().transform(axes.transData.transform(points))[:, 1].tolist()
+    gap = 1.25 * size / (axes.get_window_extent().height * 72 / axes.figure.dpi)
+    for (name, x, y, color), height in zip(ends, spread(heights, gap, 0, 1), strict=True):
+        line: dict[str, Any] = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0}
+        place: dict[str, Any] = {"xytext": (1.03, height), "textcoords": "axes fraction", "annotation_clip": False}
+        axes.annotate(name, (x, y), color=color, va="center", fontsize=size, arrowprops=line, **place)
 
 
 def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
