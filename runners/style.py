@@ -1,7 +1,7 @@
 """How layers are drawn, the same in every chart: colours, marks, lines, and names at the ends of lines.
 
-The colours are those of Okabe and Ito (2008) and neighbours of them, which people with colour-blindness tell apart. A
-family of layers shares a colour and its members differ in their marks, because nobody tells 21 colours apart. The
+Any two of the colours are at least 20 apart in CIELAB, also as people with deuteranopia see them (Machado et al. 2009).
+A family of layers shares a colour and its members differ in their marks, because nobody tells 30 colours apart. The
 Recurrent Transformer has a colour of its own, and so have stacks of different layers, and everything that is not
 registered: a user's own layers.
 """
@@ -40,29 +40,29 @@ class Style:
 
 
 RT = "#d55e00"
-OWN = "#b0005f"
+OWN = "#901365"
 FAMILIES = {
     "attention": "#0072b2",
-    "recurrent attention": "#a87a00",
-    "linear attention": "#3a93d0",
-    "delta rule": "#00866a",
-    "state space": "#a1529a",
-    "recurrent net": "#6d6d6d",
-    "convolution": "#7a3b10",
-    "stack": "#4b6b00",
+    "recurrent attention": "#904c00",
+    "linear attention": "#1a6ced",
+    "delta rule": "#008358",
+    "state space": "#bf73b0",
+    "recurrent net": "#141414",
+    "convolution": "#341a00",
+    "stack": "#365412",
 }
 """Colour of each family on a light ground."""
 DARK = {
     RT: "#ff8a3d",
-    OWN: "#ff6fb5",
+    OWN: "#f587c2",
     "#0072b2": "#5aa9e6",
-    "#a87a00": "#e0b340",
-    "#3a93d0": "#9ad0f5",
-    "#00866a": "#3fc7a0",
-    "#a1529a": "#d99bd3",
-    "#6d6d6d": "#b5b5b5",
-    "#7a3b10": "#cf9a72",
-    "#4b6b00": "#a9c94a",
+    "#904c00": "#f7e404",
+    "#1a6ced": "#ebfbff",
+    "#008358": "#38efac",
+    "#bf73b0": "#99679e",
+    "#141414": "#987172",
+    "#341a00": "#f1ca86",
+    "#365412": "#829248",
 }
 """The colour on a dark ground in place of each."""
 MARKERS = "osD^vP"

@@ -4,7 +4,9 @@ A layer has the colour and the mark of ``runners.style`` in all of them.
 """
 
 import math
+import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,15 +36,15 @@ def draw_profiles(found: pd.DataFrame, standing: pd.DataFrame, own: Collection[s
     headings, names = [PROFILE, *found["task"].unique()], [*standing.index]
     whole = standing.reset_index().rename(columns={"mean": "score", "low": "score.low", "high": "score.high"})
     cells = pd.concat([whole.assign(task=PROFILE), found]).set_index(["layer", "task"]).sort_index()
-    figure = Figure(figsize=(WIDTH, 2.4 + 0.21 * len(names)), layout="constrained")
+    figure = Figure(figsize=(min(WIDTH, 4 + 0.6 * len(headings)), 2.4 + 0.21 * len(names)), layout="constrained")
     axes, x = figure.subplots(), np.arange(len(headings))
 
     # Tiers as bands, and columns between lines.
     top = -0.5
     for n, (tier, members) in enumerate(standing.groupby("tier", sort=False, dropna=False)):
         axes.axhspan(top, top + len(members), color="black", alpha=0.07 * (n % 2 == 0), linewidth=0)
-        place = {"x": len(headings) + 0.05, "y": top + len(members) / 2}
-        axes.text(**place, s=f"tier {tier:g}".replace("tier nan", "not ranked"), va="center", fontsize=8)
+        text = f"tier {tier:g}".replace("tier nan", "not ranked")
+        axes.text(len(headings) + 0.05, top + len(members) / 2, text, va="center", fontsize=8)
         top += len(members)
     axes.vlines([*x, *(x + COLUMN)], -0.5, top, colors="grey", linewidth=0.5)
 
@@ -92,8 +94,8 @@ def draw_ladders(found: pd.DataFrame, front: Sequence[str]) -> Figure:
                 zorder=2 + named + (row["layer"] in front),
             )
             if named and not math.isnan(row["score"]):
-                ends.append((row["layer"], at[-1], row["rungs"][-1], style.color))
-        axes.set_xticks(range(len(ladder.rungs)), [f"{value:g}" for value in ladder.rungs])
+                ends.append((row["layer"].rpartition(":")[2], at[-1], row["rungs"][-1], style.color))
+        axes.set_xticks(range(len(ladder.rungs)), [f"{value:g}" for value in ladder.rungs], fontsize=7)
         axes.set(ylim=(-0.04, 1.04), xlabel=ladder.axis, title=task)
         axes.grid(alpha=0.3)
         label_ends(axes, ends, size=7)
@@ -124,9 +126,14 @@ def draw_against(found: pd.DataFrame, label: str, ladders: Mapping[str, Sequence
         for name, line in of_panel.groupby("layer", sort=False):
             style, x = style_of(str(name)), line["x"].to_numpy()
             y, low, high = (line[column].clip(lower=first).to_numpy() for column in ("y", "low", "high"))
-            mark = {"color": style.color, "marker": style.marker, "linestyle": style.line, "linewidth": 1.2}
+            mark: dict[str, Any] = {
+                "color": style.color,
+                "marker": style.marker,
+                "linestyle": style.line,
+                "linewidth": 1.2,
+            }
             axes.errorbar(x, y, [y - low, high - y], elinewidth=0.8, **mark)
-            hollow = (y <= first) | (y >= last)
+            hollow = (y <= first) | (y >= 0.999 * last)
             axes.plot(x[hollow], y[hollow], **mark | {"linestyle": ""}, markerfacecolor="white", zorder=4)
             ends.append((str(name), x[-1], y[-1], style.color))
         axes.grid(alpha=0.3)
@@ -140,6 +147,7 @@ def _finished(figure: Figure, names: Iterable[str], title: str) -> Figure:
     """Add the title, and name the colours below the panels."""
     used, colors = {style_of(name).color for name in names}, {"RT": RT, **FAMILIES, "other layers": OWN}
     handles = [Patch(color=color, label=family) for family, color in colors.items() if color in used]
-    figure.legend(handles=handles, loc="outside lower center", ncols=10, fontsize=8, frameon=False)
-    figure.suptitle(title, fontsize=9)
+    width = figure.get_figwidth()
+    figure.legend(handles=handles, loc="outside lower center", ncols=int(width / 1.4), fontsize=8, frameon=False)
+    figure.suptitle(textwrap.fill(title, int(13 * width)), fontsize=9)
     return figure

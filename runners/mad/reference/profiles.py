@@ -28,7 +28,7 @@ POSITIONS = "128"
 """Positions after which the state is counted."""
 SIZES = {"width", "mlp_width"}
 """What rows of several widths differ in."""
-RUNGS = {f"capacity on {task}: {TASKS[task].ladder.axis}": [*TASKS[task].ladder.rungs] for task in AGAINST_STATE}
+RUNGS = {f"capacity on {task}: {ladder_of(task).axis}": [*ladder_of(task).rungs] for task in AGAINST_STATE}
 """Rungs of each panel of capacities against the state."""
 FRONT = ("transformer", "rt")
 """Layers in front of all others in the picture of ladders."""
@@ -162,8 +162,8 @@ def profiles_page(found: pd.DataFrame, standing: pd.DataFrame, facts: pd.DataFra
         "The hardest value on the axis with a score of at least 0.9.",
         markdown(["layer", *axes], [[f"`{name}`", *(reach(name, task) for task in tasks)] for name in order]),
         "## Effective depth",
-        "How many Transformer layers one RT layer is worth, by capacities. More than n: the intervals of up to n layers "
-        "lie below that of RT. At most n: that of n layers does not begin below its end.",
+        "How many Transformer layers one RT layer is worth, by capacities. More than n: the intervals of up to n "
+        "layers lie below that of RT. At most n: that of n layers does not begin below its end.",
         markdown(["ability", "RT, 1 layer", *transformers, "RT is worth"], depths),
     ]
     sized = against_state(found, facts).rename(
