@@ -234,7 +234,7 @@ def standings(scores: pd.DataFrame, ranked: Collection[str]) -> pd.DataFrame:
 
     Args:
         scores: of all layers, from ``seed_scores``.
-        ranked: layers that are ranked, if they have all abilities; the others follow.
+        ranked: layers that are ranked, if they have all abilities and seeds; the others follow.
 
     Returns:
         By ``layer`` the columns ``tier``, ``rank`` and ``mean``, ``low``, ``high`` of the profile score; NaN for a
@@ -242,8 +242,8 @@ def standings(scores: pd.DataFrame, ranked: Collection[str]) -> pd.DataFrame:
     """
     layers = dict(iter(scores.groupby("layer", sort=False)))
     seeds = {name: by_seed(of_layer).unstack() for name, of_layer in layers.items()}
-    count = scores["task"].nunique()
-    whole = {name: of_AS for name, of_AS in seeds.items() if len(of_AS) == count and of_AS.notna().all(axis=None)}
+    shape = max((of_AS.shape for of_AS in seeds.values()), default=(0, 0))
+    whole = {name: of_AS for name, of_AS in seeds.items() if of_AS.shape == shape and of_AS.notna().all(axis=None)}
     found = pd.DataFrame(
         [vars(profile_score(layers[name])) if name in whole else {} for name in layers],
         index=pd.Index(layers, name="layer"),
