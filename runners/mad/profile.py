@@ -415,7 +415,7 @@ def capacity(row: Mapping[Hashable, Any]) -> str:
     def text(value: float) -> str:
         if value == -math.inf:
             return f"<{ladder[0]:g}"
-        return f"≥{ladder[-1]:g}" if value >= ladder[-1] - 1e-9 else f"{value:.3g}"
+        return f"≥{ladder[-1]:g}" if value >= ladder[-1] - 1e-9 else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
     mean, low, high = (row["capacity" + end] for end in ("", ".low", ".high"))
     if math.isnan(mean):
