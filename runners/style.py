@@ -1,7 +1,7 @@
 """How layers are drawn, the same in every chart: colours, marks, lines, and names at the ends of lines.
 
-The colours are those of Okabe and Ito (2008) and neighbours of them, which people with colour-blindness tell apart. A
-family of layers shares a colour and its members differ in their marks, because nobody tells 21 colours apart. The
+Any two of the colours are at least 20 apart in CIELAB, also as people with deuteranopia see them (Machado et al. 2009).
+A family of layers shares a colour and its members differ in their marks, because nobody tells 30 colours apart. The
 Recurrent Transformer has a colour of its own, and so have stacks of different layers, and everything that is not
 registered: a user's own layers.
 """
@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
@@ -39,29 +40,29 @@ class Style:
 
 
 RT = "#d55e00"
-OWN = "#b0005f"
+OWN = "#901365"
 FAMILIES = {
     "attention": "#0072b2",
-    "recurrent attention": "#a87a00",
-    "linear attention": "#3a93d0",
-    "delta rule": "#00866a",
-    "state space": "#a1529a",
-    "recurrent net": "#6d6d6d",
-    "convolution": "#7a3b10",
-    "stack": "#4b6b00",
+    "recurrent attention": "#904c00",
+    "linear attention": "#1a6ced",
+    "delta rule": "#008358",
+    "state space": "#bf73b0",
+    "recurrent net": "#141414",
+    "convolution": "#341a00",
+    "stack": "#365412",
 }
 """Colour of each family on a light ground."""
 DARK = {
     RT: "#ff8a3d",
-    OWN: "#ff6fb5",
+    OWN: "#f587c2",
     "#0072b2": "#5aa9e6",
-    "#a87a00": "#e0b340",
-    "#3a93d0": "#9ad0f5",
-    "#00866a": "#3fc7a0",
-    "#a1529a": "#d99bd3",
-    "#6d6d6d": "#b5b5b5",
-    "#7a3b10": "#cf9a72",
-    "#4b6b00": "#a9c94a",
+    "#904c00": "#f7e404",
+    "#1a6ced": "#ebfbff",
+    "#008358": "#38efac",
+    "#bf73b0": "#99679e",
+    "#141414": "#987172",
+    "#341a00": "#f1ca86",
+    "#365412": "#829248",
 }
 """The colour on a dark ground in place of each."""
 MARKERS = "osD^vP"
@@ -105,7 +106,7 @@ def styles(labels: Sequence[str]) -> dict[str, Style]:
     """
     found: dict[str, Style] = {}
     times: dict[Style, int] = {}
-    for label in sorted(set(labels)):
+    for label in sorted(set(labels), key=lambda label: (label not in MIXERS, label)):  # a layer before its variants
         style = style_of(label)
         n = times[style] = times.get(style, -1) + 1
         if n > 0:  # 16 variants differ in shade or line
@@ -118,20 +119,22 @@ def styles(labels: Sequence[str]) -> dict[str, Style]:
     return {label: found[label] for label in labels}
 
 
-def label_ends(axes: Axes, ends: Sequence[tuple[str, float, str]], size: float = 8) -> None:
-    """Write the name of each line to the right of the panel, beside its end and never over another name.
+def label_ends(axes: Axes, ends: Sequence[tuple[str, float, float, str]], size: float = 8) -> None:
+    """Write the name of each line to the right of the panel, joined to its end and never over another name.
 
     Args:
-        axes: the panel.
-        ends: name, last value and colour of each line.
+        axes: the panel, with its last scales.
+        ends: name, last point (x and y) and colour of each line.
         size: of the names, in points.
     """
-    low, high = axes.get_ylim()
-    gap = 1.25 * size * (high - low) / (axes.get_window_extent().height * 72 / axes.figure.dpi)
-    places = spread([y for _, y, _ in ends], gap, low, high)
-    for (name, _, color), y in zip(ends, places, strict=True):
-        where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "annotation_clip": False}
-        axes.annotate(name, (1.02, y), color=color, va="center", fontsize=size, **where)
+    axes.autoscale_view()
+    points = np.array([(x, y) for _, x, y, _ in ends]).reshape(-1, 2)
+    heights = axes.transAxes.inverted().transform(axes.transData.transform(points))[:, 1].tolist()
+    gap = 1.25 * size / (axes.get_window_extent().height * 72 / axes.figure.dpi)
+    for (name, x, y, color), height in zip(ends, spread(heights, gap, 0, 1), strict=True):
+        line: dict[str, Any] = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0}
+        place: dict[str, Any] = {"xytext": (1.03, height), "textcoords": "axes fraction", "annotation_clip": False}
+        axes.annotate(name, (x, y), color=color, va="center", fontsize=size, arrowprops=line, **place)
 
 
 def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:

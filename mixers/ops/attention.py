@@ -3,6 +3,7 @@
 Dimensions beside those of ``mixers.base``: I queries, J keys.
 """
 
+import math
 from functools import partial
 
 import torch
@@ -121,5 +122,19 @@ def attend(q_BID: Tensor, k_BJD: Tensor, v_BJD: Tensor, bias_HIJ: Tensor) -> Ten
     """Return softmax attention (B, I, D) of I queries to J pairs with a bias on the logits, heads concatenated."""
     heads, (k_BJD, v_BJD) = len(bias_HIJ), (y.to(q_BID.dtype) for y in (k_BJD, v_BJD))
     split = (rearrange(y, "b j (h k) -> b h j k", h=heads) for y in (q_BID, k_BJD, v_BJD))
-    a_BHIK = over_batch(partial(F.scaled_dot_product_attention, attn_mask=bias_HIJ.to(q_BID)), *split)
+    a_BHIK = over_batch(partial(biased_attention, bias_HIJ=bias_HIJ.to(q_BID)), *split)
     return rearrange(a_BHIK, "b h i k -> b i (h k)")
+
+
+def biased_attention(q_BHIK: Tensor, k_BHJK: Tensor, v_BHJK: Tensor, bias_HIJ: Tensor) -> Tensor:
+    """Return PyTorch's attention with a bias that is minus infinity for some keys of each query, and not for all.
+
+    On a CPU, PyTorch looks for queries without keys, which takes a third of its time. Here the same operations are
+    computed without that, and the results are equal bit by bit.
+    """
+    if q_BHIK.device.type != "cpu" or q_BHIK.dtype not in (torch.float32, torch.float64):
+        return F.scaled_dot_product_attention(q_BHIK, k_BHJK, v_BHJK, attn_mask=bias_HIJ)
+    scale = math.sqrt(1 / math.sqrt(q_BHIK.shape[-1]))  # of queries and of keys
+    logits_BHIJ = (q_BHIK * scale) @ (k_BHJK.mT * scale)
+    logits_BHIJ += bias_HIJ
+    return logits_BHIJ.softmax(-1) @ v_BHJK

@@ -36,15 +36,15 @@ def plot_curves(groups: Mapping[str, Sequence[Record]], path: Path) -> None:
             (lines[name],) = axes.plot(tokens, record.curve["loss"], **style, marker="o", markersize=3)
         if last := [record.curve["loss"][-1] for record in group if record.curve["loss"]]:
             of_seeds = f" (mean of {len(last)})" if len(last) > 1 else ""
-            ends.append((f"{name} {fmean(last):.3f}{of_seeds}", fmean(last), look[label].color))
+            ends.append((f"{name} {fmean(last):.3f}{of_seeds}", tokens[-1], fmean(last), look[label].color))
 
     # Few models are named at the ends of their lines.
+    axes.set(xscale="log", xlabel="tokens", ylabel="cross-entropy (nats per token)")
     if few:
         label_ends(axes, ends, size=7)
     else:  # a dash and a dot need long handles
         axes.legend(lines.values(), lines, fontsize=7, handlelength=4, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     axes.set_title(f"validation loss, and training loss (thin), of {sum(map(len, groups.values()))} runs", fontsize=10)
-    axes.set(xscale="log", xlabel="tokens", ylabel="cross-entropy (nats per token)")
     axes.grid(alpha=0.3)
     write_chart(figure, path)
 

@@ -58,9 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             print_duration(experiments, options, console)
             if not options.dry_run:
-                from runners.mad.profile import train_profiles
+                from runners.mad.profile import draw, train_profiles
 
-                train_profiles(train_studies(experiments, options, console), options, console)
+                for file in draw(
+                    *train_profiles(train_studies(experiments, options, console), options, console), options.out
+                ):
+                    say(f"chart: {file}")
                 say(f"runs: {options.out / 'studies'}; dashboard: optuna-dashboard {shown(options.place)}")
             return
         if options.dry_run:

@@ -208,7 +208,7 @@ def study(
     experiments, reference = prepare(experiments, parsed, console.print)
     if is_profile:
         print_duration(experiments, parsed, console)
-        table = train_profiles(train_studies(experiments, parsed, console), parsed, console)
+        table, _ = train_profiles(train_studies(experiments, parsed, console), parsed, console)
         return Profile(table=table, score=profile_score(seed_scores(table)))
     trained, _ = print_and_rank(
         train_studies(experiments, parsed, console), parsed, reference, console, diagnosed=False

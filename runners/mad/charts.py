@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -18,15 +17,12 @@ from runners.mad.points import HIGH, LOW, estimate_of
 from runners.mad.tables import KINDS, STAR, Row, beyond_training
 from runners.style import PLAIN_TEXT, styles, write_chart
 
-COLORS = colormaps["viridis"].with_extremes(bad="lightgrey")
 LONGEST_LINE = 40
 """Largest number of characters in a line of a name."""
 MOST_COLUMNS = 5
 """Largest number of panels beside each other."""
 TRAINED = ("family", "mixer", "width", "mlp_width", "layers", "lr", "weight_decay")
 """Columns of the table that say what was trained."""
-LIGHT, DARK = "#ffffff", "#111111"
-"""Colours of the text on cells of a heat map."""
 NUMBERS = 1.04
 """Place of the numbers, to the right of all dots."""
 

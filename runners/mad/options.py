@@ -36,7 +36,7 @@ MOST = {"seeds": 10**4, "evaluations": 10**5, "layers": 10**3}
 BOUNDS = {"lr": (1e-8, 10.0), "weight_decay": (0.0, 10.0)}
 """Smallest and largest values; AdamW changes each parameter by about ``lr`` in a step."""
 
-ON_A_CPU: dict[str, Any] = {"steps": 1_000, "batch_size": 16, "evaluations": 8}
+ON_A_CPU: dict[str, Any] = {"steps": 1_000, "batch_size": 16, "evaluations": 4}
 """Training of a profile on a CPU, where that on a GPU would take a day."""
 START = 3
 """Rung of a ladder that chooses the learning rate of a profile."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -93,7 +94,8 @@ def print_plan(experiments: Sequence[Experiment], options: Options, console: Con
 def print_duration(experiments: Sequence[Experiment], options: Options, console: Console) -> None:
     """Print how long whole profiles take at most: the time of a few steps of each layer, and of drawing a few data.
 
-    They are those of the third rung of medium length; others take as long for a position.
+    They are those of the third rung of medium length, and of the rungs with the longest sequences and with the largest
+    vocabulary. Between them the time of a position grows with both.
     """
     seeds = [
         run for run in options.runs if (run.lr, run.weight_decay) == (options.runs[0].lr, options.runs[0].weight_decay)
@@ -105,19 +107,27 @@ def print_duration(experiments: Sequence[Experiment], options: Options, console:
     seconds = drawing = 0.0
     with console.status("timing steps"):
         for ladders in layers.values():
-            starts = sorted((e for e in ladders if e.rung == START), key=lambda e: e.task_config.train_length)
-            middle = starts[len(starts) // 2]
-            few = replace(middle.task_config, train_examples=max(BLOCK, options.batch_size))
-            began = time.monotonic()
-            timed = replace(middle, task_config=few)
-            positions = few.train_length * (few.train_examples + 2 * few.eval_examples)
-            assert timed.fingerprint
-            drawing = drawing or (time.monotonic() - began) / positions
-            step = seconds_left(timed, seeds, options) / len(seeds) / few.train_length
-            seconds += sum(
-                step * e.task_config.train_length * len(runs_of(e, options) if e.rung == START else seeds)
-                for e in ladders
-            )
+            sizes = [(e.task_config.train_length, getattr(e.task_config, "vocab_size", 0)) for e in ladders]
+            starts = sorted((size[0], n) for n, size in enumerate(sizes) if ladders[n].rung == START)
+            middle = starts[len(starts) // 2][1]
+            ends = [max(range(len(sizes)), key=lambda n: (sizes[n][axis], n == middle)) for axis in (0, 1)]
+            rates = {}
+            for n in dict.fromkeys((middle, *ends)):
+                few = replace(ladders[n].task_config, train_examples=max(BLOCK, options.batch_size))
+                began = time.monotonic()
+                timed = replace(ladders[n], task_config=few)
+                assert timed.fingerprint
+                drawing = drawing or (time.monotonic() - began) / (
+                    few.train_length * (few.train_examples + 2 * few.eval_examples)
+                )
+                rates[n] = seconds_left(timed, seeds, options) / len(seeds) / few.train_length
+            for e, size in zip(ladders, sizes, strict=True):
+                more = (
+                    np.interp(size[axis], [sizes[middle][axis], sizes[n][axis]], [0, rates[n] - rates[middle]])
+                    for axis, n in enumerate(ends)
+                )
+                rate = rates[middle] + sum(more)
+                seconds += rate * size[0] * len(runs_of(e, options) if e.rung == START else seeds)
         drawn = {(e.task, e.rung): e.task_config.train_length * e.task_config.train_examples for e in experiments}
         seconds += drawing * sum(drawn.values())
     shorter = "rungs at the ceiling end early, rungs beyond reach are not trained, and what is finished is not repeated"

@@ -17,7 +17,7 @@ Intervals are those of ``runners.mad.points``, over seeds.
 """
 
 import math
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Collection, Generator, Hashable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +51,8 @@ RESAMPLES = 4_000
 """Samples of a bootstrap."""
 MARK, STAR = "°", "*"
 """Behind the score of a rung that was not trained, and of an ability whose rate is the largest of the grid."""
+YOURS = " (yours)"
+"""Behind the names of one's own layers, beside reference profiles."""
 Floats = NDArray[np.float64]
 
 
@@ -227,40 +229,79 @@ def tiers(scores_LAS: Floats) -> list[int]:
     return found
 
 
+def standings(scores: pd.DataFrame, ranked: Collection[str]) -> pd.DataFrame:
+    """Return where layers stand by their profile scores, tier by tier and the best score first.
+
+    Args:
+        scores: of all layers, from ``seed_scores``.
+        ranked: layers that are ranked, if they have all abilities and seeds; the others follow.
+
+    Returns:
+        By ``layer`` the columns ``tier``, ``rank`` and ``mean``, ``low``, ``high`` of the profile score; NaN for a
+        layer that is not ranked, or has no profile score.
+    """
+    layers = dict(iter(scores.groupby("layer", sort=False)))
+    seeds = {name: by_seed(of_layer).unstack() for name, of_layer in layers.items()}
+    shape = max((of_AS.shape for of_AS in seeds.values()), default=(0, 0))
+    whole = {name: of_AS for name, of_AS in seeds.items() if of_AS.shape == shape and of_AS.notna().all(axis=None)}
+    found = pd.DataFrame(
+        [vars(profile_score(layers[name])) if name in whole else {} for name in layers],
+        index=pd.Index(layers, name="layer"),
+        columns=["tier", "rank", "mean", "low", "high"],
+        dtype=float,
+    )
+    compared = [name for name in whole if name in ranked]
+    if compared:
+        found.loc[compared, "tier"] = tiers(np.stack([whole[name].to_numpy() for name in compared]))
+        found.loc[compared, "rank"] = average_ranks(found.loc[compared, "mean"])
+    return found.sort_values(["tier", "mean"], ascending=[True, False], kind="stable")
+
+
+def beside(scores: pd.DataFrame, reference: pd.DataFrame) -> pd.DataFrame:
+    """Return one's own scores, whose layers are marked as yours, and those of comparable reference profiles.
+
+    Args:
+        scores: of one's own layers, from ``seed_scores``.
+        reference: of other layers. Those of the size of the first of one's own that have all its abilities and seeds
+            are compared, if they were trained on as many sequences, or on more.
+    """
+    own = scores.iloc[0]
+    mine = by_seed(scores[scores["layer"] == own["layer"]])
+    found = [scores.assign(layer=scores["layer"] + YOURS)]
+    for names, of_layer in reference.groupby(LAYER, sort=False):
+        other = dict(zip(LAYER, names, strict=True))
+        same = all(other[name] == own[name] for name in SIZE)
+        longer = other["steps"] * other["batch_size"] >= own["steps"] * own["batch_size"]
+        shared = of_layer[of_layer["task"].isin(scores["task"]) & of_layer["seed"].isin(scores["seed"])]
+        if same and longer and by_seed(shared).reindex(mine.index).notna().all():
+            found.append(shared)
+    return pd.concat(found, ignore_index=True)
+
+
 def place_of(scores: pd.DataFrame, reference: pd.DataFrame) -> str | None:
     """Return a layer's tier and rank in words, and what other rules of ties would change of its place.
 
     Args:
         scores: of one layer, from ``seed_scores``.
-        reference: of other layers. Those of its size that have all its abilities and seeds are compared, if they were
-            trained on as many sequences, or on more, which is said.
+        reference: of other layers; ``beside`` says which are compared. If they read more sequences, the words say so.
 
     Returns:
         The words; None without comparable reference profiles.
     """
-    own, mine = scores.iloc[0], by_seed(scores)
-    sequences = own["steps"] * own["batch_size"]
-    arrays, most = {f"{own['layer']} (yours)": mine.unstack().to_numpy()}, sequences
-    for names, of_layer in reference.groupby(LAYER, sort=False):
-        other = dict(zip(LAYER, names, strict=True))
-        theirs = by_seed(of_layer).reindex(mine.index)
-        read = other["steps"] * other["batch_size"]
-        if all(other[name] == own[name] for name in SIZE) and read >= sequences and theirs.notna().all():
-            arrays[str(other["layer"])] = theirs.unstack().to_numpy()
-            most = max(most, read)
-    if len(arrays) == 1:
+    found = beside(scores, reference)
+    if found["layer"].nunique() == 1:
         return None
 
-    labels, scores_LAS = [*arrays], np.stack([*arrays.values()])
-    means_L = scores_LAS.mean(axis=(1, 2))
-    tier, rank = tiers(scores_LAS), average_ranks(means_L)[0]
-    same = [label for label, other in zip(labels[1:], tier[1:], strict=True) if other == tier[0]]
+    label, standing = found.iloc[0]["layer"], standings(found, {*found["layer"]})
+    tier, rank = standing.loc[label, ["tier", "rank"]]
+    same = [name for name in standing.index[standing["tier"] == tier] if name != label]
     company = f", with {', '.join(same)}" if same else ""
-    place = places_by_ties(pd.DataFrame({"score": means_L})).iloc[0]
+    place = places_by_ties(standing[["mean"]]).loc[label]
     others = [f"{ordinal(place[tie])} {rule_of(tie)}" for tie in OTHER_TIES if place[tie] != place[TIE]]
     rules = f" ({ordinal(place[TIE])} {rule_of(TIE)}; {', '.join(others) or 'other rules of ties change nothing'})"
-    less = f"; trained on {sequences:,} sequences, others on up to {most:,}" if most > sequences else ""
-    return f"tier {tier[0]} of {max(tier)}{company}; rank {rank:g} of {len(labels)}{rules}{less}"
+    read = found["steps"] * found["batch_size"]
+    less = f"; trained on {read[0]:,} sequences, others on up to {read.max():,}" if read.max() > read[0] else ""
+    return f"tier {tier:g} of {standing['tier'].max():g}{company}; rank {rank:g} of {len(standing)}{rules}{less}"
 
 
 def by_seed(scores: pd.DataFrame) -> pd.Series:
@@ -270,13 +311,16 @@ def by_seed(scores: pd.DataFrame) -> pd.Series:
 
 def train_profiles(
     studies: Generator[tuple[Experiment, pd.DataFrame], None, None], options: Options, console: Console
-) -> pd.DataFrame:
-    """Print each rung as soon as it is trained, then the profile of each layer; return the records.
+) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    """Print each rung as soon as it is trained, then the profile of each layer.
 
     Args:
         studies: what ``runners.mad.search.train_studies`` yields.
         options: what is kept, and where reference profiles are.
         console: where to print.
+
+    Returns:
+        The records, and the scores of the reference profiles, as ``seed_scores`` returns them; None without any.
     """
     tables = []
     with closing(studies):  # an error here ends the processes on other GPUs, too
@@ -308,7 +352,30 @@ def train_profiles(
     )
     if reference is None and options.reference != "none":
         console.print("no place among other layers: there are no reference profiles yet", soft_wrap=True)
-    return table
+    return table, reference
+
+
+def draw(table: pd.DataFrame, reference: pd.DataFrame | None, out: Path) -> list[Path]:
+    """Draw one's own layers in front of comparable reference profiles; return the files of the two pictures.
+
+    Args:
+        table: records of one's own layers.
+        reference: scores of the reference profiles; None without any.
+        out: results folder.
+    """
+    from runners.mad.profile_charts import draw_ladders, draw_profiles  # imports Matplotlib
+    from runners.style import chart_file, write_chart
+
+    scores = seed_scores(table)
+    shown = beside(scores, scores[:0] if reference is None else reference)
+    found, own = abilities(shown), [f"{name}{YOURS}" for name in scores["layer"].unique()]
+    standing = standings(shown, {*shown["layer"]})
+    pictures = {"profile": draw_profiles(found, standing, own), "ladders": draw_ladders(found, own)}
+    runs = [*table["study"].unique(), *table["lr"], *table["seed"], *standing.index]
+    files = [chart_file(out, words, runs) for words in pictures]
+    for file, figure in zip(files, pictures.values(), strict=True):
+        write_chart(figure, file)
+    return files
 
 
 def print_profile(table: pd.DataFrame, reference: pd.DataFrame | None, console: Console) -> None:
@@ -348,7 +415,7 @@ def capacity(row: Mapping[Hashable, Any]) -> str:
     def text(value: float) -> str:
         if value == -math.inf:
             return f"<{ladder[0]:g}"
-        return f"≥{ladder[-1]:g}" if value >= ladder[-1] - 1e-9 else f"{value:.3g}"
+        return f"≥{ladder[-1]:g}" if value >= ladder[-1] - 1e-9 else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
     mean, low, high = (row["capacity" + end] for end in ("", ".low", ".high"))
     if math.isnan(mean):

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import pandas as pd
 import tyro
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -31,6 +32,7 @@ from runners import records
 from runners.c4.reference.rows import AGAINST, RATES
 from runners.ending import run_command, user_errors
 from runners.files import write_atomically
+from runners.mad.profile import seed_scores
 from runners.mad.rows import ENTRIES, PROFILED, load_rows
 from runners.options import parse
 from runners.progress import spell
@@ -127,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "index": first_page(boards) | {"glance": map(claim, GLANCE), "models": models, "text": folder},
             **{board.name: {"board": board} for board in boards},
             "language": language_page(models, against) | {"text": options.language_models},
-            "correlations": correlations_page(boards, models),
+            "correlations": correlations_page(boards, models, profiles),
             "paper": {"claims": papers_claims(claim), "results": REFERENCE.parent},
             "claims": {"claims": claims_table(claims), "file": claims},
             "speed": {"anchors": anchors(published, benchmarks), "benchmarks": benchmarks},
@@ -179,12 +181,22 @@ def language_page(models: Mapping[str, language.Model], against: Mapping[str, la
     }
 
 
-def correlations_page(boards: Sequence[Board], models: Mapping[str, language.Model]) -> dict[str, Any]:
-    """Return what the page of correlations shows: those of the reference protocol with the losses of the models."""
+def correlations_page(
+    boards: Sequence[Board], models: Mapping[str, language.Model], profiles: pd.DataFrame
+) -> dict[str, Any]:
+    """Return what the page of correlations shows: those of both protocols with the losses of the models.
+
+    Args:
+        boards: boards of the tasks.
+        models: language models of every layer.
+        profiles: records of the reference profiles.
+    """
     found = [board for board in boards if board.name == "full"]
+    planned = profiles[profiles["layer"].isin(language.PLANNED)]
     return {
+        "of_profiles": None if planned.empty else language.profile_answer(seed_scores(planned), [*models.values()]),
         "answer": language.answer(found[0], [*models.values()]) if found else None,
-        "rhos": language.correlations(found[0], [*models.values()]) if found else [],
+        "rhos": language.correlations(language.scores_of(found[0]), [*models.values()]) if found else [],
         "losses": language.LOSSES,
         "parts_of": language.PARTS,
         "least": LEAST,

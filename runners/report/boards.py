@@ -333,13 +333,9 @@ def board_of_profiles(reference: pd.DataFrame, own: pd.DataFrame) -> Board:
 
     # Tiers of the layers of one size that have all abilities and seeds.
     rows = {row: of_row for row, of_row in scores.groupby("layer", sort=False) if kind_of(row) in ("layer", "own")}
-    seeds = {row: profile.by_seed(of_row).unstack() for row, of_row in rows.items()}
-    shape = max((of.shape for of in seeds.values()), default=(0, 0))
-    whole = [row for row, of in seeds.items() if of.shape == shape and of.notna().all(axis=None)]
-    sizes = {row: tuple(first[row][name] for name in profile.SIZE) for row in whole}
-    whole = [row for row in whole if sizes[row] == sizes.get(TRANSFORMER, sizes[row])]
-    means = {row: float(seeds[row].to_numpy().mean()) for row in whole}
-    tiers = profile.tiers(np.stack([seeds[row].to_numpy() for row in whole])) if len(whole) > 1 else [1] * len(whole)
+    sizes = {row: tuple(first[row][name] for name in profile.SIZE) for row in rows}
+    sized = [row for row in rows if sizes[row] == sizes.get(TRANSFORMER, sizes[row])]
+    standing = profile.standings(pd.concat([scores[:0], *rows.values()]), sized).dropna(subset="tier")
 
     words = {}
     for row in rows:
@@ -352,7 +348,10 @@ def board_of_profiles(reference: pd.DataFrame, own: pd.DataFrame) -> Board:
         headings=("score", "capacity", "axis"),
         cells=cells,
         points=first,
-        overall={row: (place, profile.profile_score(rows[row]).text(3)) for row, place in places(means).items()},
+        overall={
+            row: (place, Estimate(**standing.loc[row, ["mean", "low", "high"]]).text(3))
+            for row, place in places(standing["mean"].to_dict()).items()
+        },
         words=words,
-        tiers=dict(zip(whole, tiers, strict=True)),
+        tiers=standing["tier"].astype(int).to_dict(),
     )

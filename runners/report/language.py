@@ -27,19 +27,24 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from mixers import MIXERS
 from runners import records
 from runners.c4.reference.rows import SEEDS, chosen_rate, open_places
 from runners.records import Record
 from runners.report.boards import Board, values_of
-from runners.report.correlation import Floats, Ints, Rho, between_families, compared, within_families
+from runners.report.correlation import SIGNIFICANT, Floats, Ints, Rho, between_families, compared, within_families
 from runners.report.ranks import mean_ranks
 from runners.tables import abbreviated
-from tasks import PUBLISHED
+from tasks import PUBLISHED, TASKS
 
-PLANNED = 21
-"""Layers of the analysis that was fixed beforehand."""
+PLANNED = (
+    *("rt", "transformer", "sliding-attention", "transformer-xl", "feedback-transformer", "staircase"),
+    *("transformer-fam", "rmt", "linear-attention", "retnet", "gla", "rwkv6", "deltanet", "gated-deltanet", "rwkv7"),
+    *("s5", "mamba", "mamba2", "lstm", "lru", "hyena"),
+)
+"""Layers of both analyses that were fixed beforehand: those with a language model on 2026-11-29."""
 LOSSES = {"loss": "validation loss", "recall_loss": "loss of recall tokens", "rest_loss": "loss of the other tokens"}
 """Losses of a record, and their names in the page."""
 MEAN_RANK = "mean rank"
@@ -166,15 +171,15 @@ def scores_of(board: Board) -> dict[str, dict[str, float]]:
     return found | {MEAN_RANK: {row: -mean for row, mean in ranks.means.items()} if ranks else {}}
 
 
-def correlations(board: Board, models: Sequence[Model]) -> list[Correlations]:
-    """Return the correlations of each task and of the mean rank; scores without any language model are left out.
+def correlations(scores: Mapping[str, Mapping[str, float]], models: Sequence[Model]) -> list[Correlations]:
+    """Return the correlations of each score; scores without any language model are left out.
 
     Args:
-        board: accuracies of the layers.
+        scores: by name a figure of each layer, of which more is better.
         models: language models of the layers; those that do not count are left out.
     """
     counted = [model for model in models if model.counts]
-    found = {score: y for score, y in scores_of(board).items() if any(m.layer in y for m in counted)}
+    found = {score: y for score, y in scores.items() if any(m.layer in y for m in counted)}
     if not found:
         return []
 
@@ -206,12 +211,42 @@ def answer(board: Board, models: Sequence[Model]) -> Rho | None:
     """
     scores = scores_of(board)[MEAN_RANK]
     counted = [model for model in models if model.counts and model.layer in scores]
-    if len(counted) < PLANNED:
+    if len(counted) < len(PLANNED):
         return None
     scores_1L = np.array([[scores[model.layer] for model in counted]])
     gains_1L = -np.array([[model.mean("loss") for model in counted]])
     ((rho,),) = between_families(scores_1L, gains_1L, *_facts(counted))
     return rho
+
+
+def profile_answer(scores: pd.DataFrame, models: Sequence[Model]) -> dict[str, Any] | None:
+    """Return whether profiles predict the losses, by the analysis that ``results/notes/2026-11-29.md`` fixed.
+
+    Args:
+        scores: of the rungs of reference profiles at equal width, as ``runners.mad.profile.seed_scores`` returns them.
+        models: language models of the layers.
+
+    Returns:
+        ``rows``, the correlations of the profile score, then of each ability; ``adjusted``, the four p-values of the
+        profile score by kind and loss, adjusted together by Holm's method; and ``shown``, the kinds in which it
+        predicts the validation loss. None while one of the planned layers lacks a rung or a language model.
+    """
+    planned = [model for model in models if model.counts and model.layer in PLANNED]
+    values = scores.groupby(["layer", "task"])["score"].agg(lambda of_rungs: of_rungs.mean(skipna=False)).unstack()
+    values = values.reindex(index=[model.layer for model in planned], columns=[*TASKS])
+    if len(planned) < len(PLANNED) or values.isna().any(axis=None):
+        return None
+
+    rows = correlations({"profile score": values.mean(axis=1).to_dict()}, planned)
+    rhos = {(part, loss): rows[0].rhos[part][loss] for part in PARTS for loss in ("loss", "recall_loss")}
+    p = pd.Series({place: 1.0 if rho is None else rho.p for place, rho in rhos.items()}).sort_values()
+    adjusted = (p * np.arange(len(p), 0, -1)).cummax().clip(upper=1)
+    found = {part: rhos[part, "loss"] for part in PARTS if adjusted[part, "loss"] < SIGNIFICANT}
+    return {
+        "rows": rows + correlations(values.to_dict(), planned),
+        "adjusted": {place: adjusted[place] for place in rhos},
+        "shown": [part for part, rho in found.items() if rho is not None and rho.value > 0],
+    }
 
 
 def table_of_runs(models: Mapping[str, Model]) -> list[list[str]]:

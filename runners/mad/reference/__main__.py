@@ -19,7 +19,8 @@ commands that share both folders also divide them among themselves. An error in 
 trained, and the command ends with status 1.
 
 The overview is ``overview.png``, the accuracies, and ``overview.md``: the ranking of the layers, the effective depth of
-RT, and its accuracy against the length of its blocks. That of the profiles has tiers, capacities, and all rungs.
+RT, and its accuracy against the length of its blocks. That of the profiles has tiers, capacities, the
+effective depth, and all rungs, and pictures of these and of scores against state and time.
 """
 
 from runners.interrupt import end_at_once

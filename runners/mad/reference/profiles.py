@@ -1,32 +1,41 @@
-"""The overview of the reference profiles, made only from their records: a picture and a page of tables.
+"""The overview of the reference profiles, made only from their records: pictures and a page of tables.
 
-``overview.png`` is the heat map of scores. ``overview.md`` holds tiers, scores, capacities, capacity against the size
-of the state, and the rungs of every ladder.
+``overview.png`` shows the scores of all rows, ``ladders.png`` their rungs, ``state.png`` capacity against the size of
+the state, and ``time.png`` profile scores against the time of a step. ``overview.md`` holds tiers, scores, capacities,
+the effective depth of RT, and the rungs of every ladder.
 """
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from runners.files import write_atomically
-from runners.mad.charts import COLORS, DARK, LIGHT
-from runners.mad.profile import MARK, STAR, abilities, by_seed, capacity, ladder_of, profile_score, seed_scores, tiers
-from runners.mad.ranking import TIE, average_ranks
-from runners.mad.reference.overview import markdown, other_ties
+from runners.mad.points import Estimate
+from runners.mad.profile import MARK, STAR, abilities, capacity, ladder_of, seed_scores, standings
+from runners.mad.profile_charts import PROFILE, draw_against, draw_ladders, draw_profiles
+from runners.mad.ranking import TIE
+from runners.mad.reference.overview import DEPTHS, NOT_RUN, markdown, other_ties
 from runners.mad.rows import AGAINST_STATE, LAYERS, PROFILED, load_rows
+from runners.mad.tables import Row
 from runners.progress import spell
-from runners.style import PLAIN_TEXT
 from runners.tables import abbreviated
 from tasks import TASKS
 
 POSITIONS = "128"
 """Positions after which the state is counted."""
+SIZES = {"width", "mlp_width"}
+"""What rows of several widths differ in."""
+RUNGS = {f"capacity on {task}: {ladder_of(task).axis}": [*ladder_of(task).rungs] for task in AGAINST_STATE}
+"""Rungs of each panel of capacities against the state."""
+FRONT = ("transformer", "rt")
+"""Layers in front of all others in the picture of ladders."""
 
 
 def write_profiles(folder: Path) -> list[Path]:
-    """Write the picture and the page; return their paths, or an empty list if there are no profiles.
+    """Write the pictures and the page; return their paths, or an empty list if there are no profiles.
 
     Args:
         folder: folder of all reference results.
@@ -34,49 +43,97 @@ def write_profiles(folder: Path) -> list[Path]:
     table = load_rows(folder, ["profile"], PROFILED.values(), TASKS)
     if table.empty:
         return []
-    picture, page = (folder / "profile" / f"overview.{ending}" for ending in ("png", "md"))
-    figure = draw_scores(abilities(seed_scores(table)))
-    write_atomically(picture, lambda temporary: figure.savefig(temporary, dpi=100))
-    text = profiles_page(table)
-    write_atomically(page, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-    return [picture, page]
-
-
-def profiles_page(table: pd.DataFrame) -> str:
-    """Return the page as Markdown, from the records of the rungs."""
     scores = seed_scores(table)
-    tasks = [task for task in TASKS if task in set(table["task"])]
-    names = [name for name in PROFILED if name in set(table["layer"])]
-    cells = {(row["layer"], row["task"]): row for row in abilities(scores).to_dict("records")}
-    rows = dict(iter(scores.groupby("layer", sort=False)))
-    first = table.drop_duplicates("layer").set_index("layer")
-    seconds = (table["seconds"] / table["together"]).groupby(table["layer"]).sum()
-    headings = [f"`{task}`" for task in tasks]
+    found, standing = abilities(scores), standings(scores, {entry.name for entry in LAYERS})
 
-    # Tiers of the layers that have all abilities; then other rows.
-    seeds = {name: by_seed(rows[name]).unstack() for name in names}
-    whole = [name for name in names if len(seeds[name]) == len(tasks) and seeds[name].notna().all(axis=None)]
-    ranked = [entry.name for entry in LAYERS if entry.name in whole]
-    scores_LAS = np.stack([seeds[name].to_numpy() for name in ranked]) if ranked else np.zeros((0, len(tasks), 1))
-    means = dict(zip(ranked, scores_LAS.mean(axis=(1, 2)).tolist(), strict=True))
-    tier_of = dict(zip(ranked, tiers(scores_LAS) if len(ranked) > 1 else [1] * len(ranked), strict=True))
-    rank_of = dict(zip(ranked, average_ranks([*means.values()]), strict=True))
-    order = [*sorted(ranked, key=lambda name: -means[name]), *(name for name in names if name not in ranked)]
+    # Facts of each row: the state, milliseconds of a step of one run, and seconds of all runs.
+    facts, first = (table.drop_duplicates(columns) for columns in ("layer", ["layer", "task"]))
+    step = 1e3 / (first["steps_per_second"].astype(float) * first["together"])
+    facts = facts.set_index("layer").assign(
+        floats=facts["state"].str.get(POSITIONS).astype(float).to_numpy(),
+        step=step.groupby(first["layer"]).median(),
+        time=(table["seconds"] / table["together"]).groupby(table["layer"]).sum(),
+    )
+
+    # Rows of two abilities alone are in the picture of the state, and ladders are those of the layers.
+    whole = standing[[not PROFILED[str(name)].tasks for name in standing.index]]
+    layers = found[found["layer"].isin([entry.name for entry in LAYERS])]
+    figures = {"overview": draw_profiles(found, whole), "ladders": draw_ladders(layers, FRONT)}
+    ranked = standing.dropna(subset="tier").join(facts).dropna(subset="step").reset_index()
+    costs = {
+        "state": (against_state(found, facts), f"state after {POSITIONS} positions (floats)", "floats"),
+        "time": (ranked.assign(panel=PROFILE, y=ranked["mean"]), "time of a step of one run (ms)", "step"),
+    }
+    for name, (marks, label, column) in costs.items():
+        if len(marks):
+            figures[name] = draw_against(marks.assign(x=marks[column]), label, RUNGS if name == "state" else {})
+
+    written = [folder / "profile" / f"{name}.png" for name in figures]
+    for file, figure in zip(written, figures.values(), strict=True):
+        write_atomically(file, partial(figure.savefig, format="png", dpi=100))
+    text, page = profiles_page(found, standing, facts), folder / "profile" / "overview.md"
+    write_atomically(page, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return [*written, page]
+
+
+def against_state(found: pd.DataFrame, facts: pd.DataFrame) -> pd.DataFrame:
+    """Return the capacities of layers that have profiles of several widths, with the columns of ``draw_against``."""
+    names = {"capacity": "y", "capacity.low": "low", "capacity.high": "high"}
+    sized = [
+        entry.name for entry in PROFILED.values() if entry.layers == 1 and not {*entry.options, *entry.sizes} - SIZES
+    ]
+    marks = found[found["layer"].isin(sized)].join(facts[["mixer", "floats"]], on="layer").rename(columns=names)
+    marks = marks.assign(layer=marks["mixer"], panel="capacity on " + marks["task"] + ": " + marks["axis"])
+    marks = marks[marks["panel"].isin([*RUNGS])].dropna(subset=["floats", "y"]).sort_values("width", kind="stable")
+    return marks[marks.groupby(["task", "mixer"])["width"].transform("size") > 1]
+
+
+def effective_depth(cells: Mapping[tuple[str, str], Row], task: str) -> str:
+    """Return as an interval how many Transformer layers one RT layer is worth on a task, by capacities.
+
+    It is worth more than n layers if the intervals of up to n layers lie below that of RT, and at most n if that of n
+    layers does not begin below the end of RT's.
+    """
+    if any((name, task) not in cells or np.isnan(cells[name, task]["capacity"]) for name in ("rt", *DEPTHS)):
+        return NOT_RUN
+    rt, *deeper = (cells[name, task] for name in ("rt", *DEPTHS))
+    below = [row["capacity.high"] < rt["capacity.low"] for row in deeper]
+    more = [*below, False].index(False)
+    most = [n for n, row in enumerate(deeper, 1) if n > more and row["capacity.low"] >= rt["capacity.high"]]
+    if rt["capacity.high"] == -np.inf:
+        return "RT is below the first rung"
+    if most and rt["capacity.low"] >= [*ladder_of(task).rungs][-1] - 1e-9:
+        return f"both are at the last rung from {most[0]}"
+    return ", ".join([f"more than {more}"] * (more > 0) + [f"at most {n}" for n in most[:1]]) or "not told apart"
+
+
+def profiles_page(found: pd.DataFrame, standing: pd.DataFrame, facts: pd.DataFrame) -> str:
+    """Return the page as Markdown.
+
+    Args:
+        found: abilities of all rows.
+        standing: their order.
+        facts: their costs.
+    """
+    tasks, order = [*found["task"].unique()], [*standing.index]
+    cells = {(row["layer"], row["task"]): row for row in found.to_dict("records")}
+    headings = [f"`{task}`" for task in tasks]
 
     def score(name: str, task: str) -> str:
         row = cells.get((name, task))
         return "" if row is None or np.isnan(row["score"]) else f"{row['score']:.2f}{STAR * row['edge']}"
 
-    def state(name: str) -> str:
-        floats = first.loc[name, "state"]
-        return abbreviated(floats[POSITIONS]) if floats else "?"
+    def reach(name: str, task: str) -> str:
+        return capacity(cells[name, task]) if (name, task) in cells else ""
 
+    # Tiers and scores.
+    state = {name: abbreviated(int(y)) if y == y else "?" for name, y in facts["floats"].items()}
     lines = []
-    for name in order:
-        place = [str(tier_of[name]), f"{rank_of[name]:g}"] if name in ranked else ["", ""]
-        profile = profile_score(rows[name]).text(3) if name in whole else ""
-        costs = [abbreviated(first.loc[name, "parameters"]), state(name), spell(seconds[name])]
-        lines.append([f"`{name}`", *place, profile, *costs, *(score(name, task) for task in tasks)])
+    for name, row in standing.iterrows():
+        places = [f"{y:g}".replace("nan", "") for y in row[["tier", "rank"]]]
+        profile = Estimate(**row[["mean", "low", "high"]]).text(3)
+        costs = [abbreviated(facts.loc[name, "parameters"]), state[name], spell(facts.loc[name, "time"])]
+        lines.append([f"`{name}`", *places, profile, *costs, *(score(str(name), task) for task in tasks)])
     parts = [
         "# Reference profiles",
         "Made by `python -m runners.mad.reference --preset profile` from the files in this folder. The score of an "
@@ -89,39 +146,40 @@ def profiles_page(table: pd.DataFrame) -> str:
         f"for the number of pairs. Profile scores that differ by less than {TIE} share the average rank. The state is "
         f"in floats after {POSITIONS} positions.",
     ]
+    ranked = standing.dropna(subset="tier")
     if len(ranked) > 1:
-        frame = pd.DataFrame({"score": means})
-        parts.append(f"Other rules of ties would change this: {other_ties(frame)}.")
+        parts.append(f"Other rules of ties would change this: {other_ties(ranked[['mean']])}.")
+        parts.append("![Profile score against the time of a step](time.png)")
 
-    # Capacities.
+    # Capacities, the effective depth of RT, and capacity against the state.
     axes = [f"{heading}: {ladder_of(task).axis}" for heading, task in zip(headings, tasks, strict=True)]
-    reach = [
-        [f"`{name}`", *(capacity(cells[at]) if (at := (name, task)) in cells else "" for task in tasks)]
-        for name in order
+    transformers = [f"Transformer, {n} layer{'s' * (n > 1)}" for n in range(1, len(DEPTHS) + 1)]
+    depths = [
+        [f"`{task}`", *(reach(name, task) for name in ("rt", *DEPTHS)), effective_depth(cells, task)] for task in tasks
     ]
     parts += [
         "## Capacity",
         "The hardest value on the axis with a score of at least 0.9.",
-        markdown(["layer", *axes], reach),
+        markdown(["layer", *axes], [[f"`{name}`", *(reach(name, task) for task in tasks)] for name in order]),
+        "## Effective depth",
+        "How many Transformer layers one RT layer is worth, by capacities. More than n: the intervals of up to n "
+        "layers lie below that of RT. At most n: that of n layers does not begin below its end.",
+        markdown(["ability", "RT, 1 layer", *transformers, "RT is worth"], depths),
     ]
-
-    # Capacity against the state.
-    sized = sorted(
-        {
-            (first.loc[name, "mixer"], first.loc[name, "width"], name)
-            for name in names
-            if not PROFILED[name].options and first.loc[name, "layers"] == 1
-        }
+    sized = against_state(found, facts).rename(
+        columns={"y": "capacity", "low": "capacity.low", "high": "capacity.high"}
     )
-    known = [task for task in AGAINST_STATE if task in tasks]
     lines = [
-        [f"`{mixer}`", str(width), state(name), *(capacity(cells[name, task]) for task in known)]
-        for mixer, width, name in sized
-        if all((name, task) in cells for task in known)
+        [f"`{row['layer']}`", str(row["width"]), abbreviated(int(row["floats"])), row["task"], capacity(row)]
+        for row in sized.sort_values(["task", "layer"], kind="stable").to_dict("records")
     ]
-    parts += ["## Capacity against the state", markdown(["layer", "width", "state", *known], lines)]
-
-    # Ladders.
+    parts += [
+        "## Capacity against the state",
+        "![Capacity against the size of the state](state.png)",
+        markdown(["layer", "width", "state", "ability", "capacity"], lines),
+        "## Ladders",
+        "![Score of each rung](ladders.png)",
+    ]
     for task in tasks:
         ladder = ladder_of(task)
         lines = [
@@ -139,26 +197,3 @@ def profiles_page(table: pd.DataFrame) -> str:
     return (
         "\n\n".join([*parts, f"{MARK} not trained: 0 beyond a rung that is lost, 1 below one at its ceiling."]) + "\n"
     )
-
-
-@PLAIN_TEXT
-def draw_scores(found: pd.DataFrame) -> Figure:
-    """Draw the heat map of scores: a row for each layer, a column for each ability; the best mean is on top."""
-    values = found.pivot(index="layer", columns="task", values="score")
-    values = values.loc[values.mean(axis=1).sort_values(ascending=False).index, [t for t in TASKS if t in values]]
-    stars = found.assign(star=np.where(found["edge"], STAR, "")).pivot(index="layer", columns="task", values="star")
-    stars = stars.reindex_like(values)
-    figure = Figure(figsize=(4 + 0.6 * values.shape[1], 2 + 0.25 * len(values)), layout="constrained")
-    axes = figure.subplots()
-    axes.imshow(values, cmap=COLORS, vmin=0, vmax=1, aspect="auto")
-    for at, score in np.ndenumerate(values.to_numpy()):
-        if not np.isnan(score):
-            text, ink = f"{score:.2f}{stars.iat[at]}", DARK if score > 0.6 else LIGHT
-            axes.text(at[1], at[0], text, ha="center", va="center", color=ink, fontsize=8)
-    axes.set_yticks(range(len(values)), [*values.index], fontsize=8)
-    axes.set_xticks(
-        range(values.shape[1]), [*values.columns], rotation=40, ha="right", rotation_mode="anchor", fontsize=8
-    )
-    axes.tick_params(length=0)
-    axes.set_title(f"score of each ability: 0 chance, 1 ceiling, mean over six rungs; {STAR} largest rate", fontsize=10)
-    return figure

@@ -11,7 +11,20 @@ import pytest
 
 from runners.mad import study
 from runners.mad.chosen import MODEL, runs_of
-from runners.mad.profile import abilities, average_ranks, on_axis, place_of, profile_score, seed_scores, tiers
+from runners.mad.profile import (
+    abilities,
+    average_ranks,
+    beside,
+    on_axis,
+    place_of,
+    profile_score,
+    seed_scores,
+    standings,
+    tiers,
+)
+from runners.mad.profile_charts import draw_profiles
+from runners.mad.reference.overview import DEPTHS
+from runners.mad.reference.profiles import effective_depth
 from runners.records import RECORD, Record, write
 from tests.runners.mad.commands import HEADS, planned
 from tests.runners.mad.made_up import interval_of, record, table
@@ -156,6 +169,39 @@ def test_tiers_part_layers_that_differ_and_no_others() -> None:
     assert sum(max(tiers(scores_LAS)) > 1 for scores_LAS in equal) <= 2
     shifted = equal[0] + np.repeat([0.0, -0.15, -0.3], 4)[:, None, None]
     assert tiers(shifted) == [1] * 4 + [2] * 4 + [3] * 4
+
+
+@pytest.mark.parametrize(
+    ("rt", "deeper", "words"),
+    [
+        ((50, 60), [(40, 45), (55, 70), (60, 80), (90, 96)], "more than 1, at most 3"),
+        ((50, 60), [(40, 55), (40, 55), (40, 55), (40, 55)], "not told apart"),
+        ((192, 192), [(40, 50), (90, 180), (50, 96), (70, 96)], "more than 4"),
+        ((192, 192), [(40, 50), (192, 192), (50, 96), (192, 192)], "both are at the last rung from 2"),
+        ((-math.inf, -math.inf), [(40, 50)] * 4, "RT is below the first rung"),
+        ((math.nan, math.nan), [(40, 50)] * 4, "not run yet"),
+    ],
+)
+def test_the_effective_depth_is_an_interval(
+    rt: tuple[float, float], deeper: list[tuple[float, float]], words: str
+) -> None:
+    ends = zip(("rt", *DEPTHS), (rt, *deeper), strict=True)
+    names = "capacity", "capacity.low", "capacity.high"
+    cells = {(layer, "parity"): dict(zip(names, (low, low, high), strict=True)) for layer, (low, high) in ends}
+    assert effective_depth(cells, "parity") == words
+
+
+def test_the_picture_has_a_row_for_each_layer_tier_by_tier_and_marks_ones_own() -> None:
+    rungs = {rung: [0.8, 0.82] for rung in range(1, 7)}
+    own = seed_scores(table(*ladder({rung: [0.3, 0.31] for rung in rungs})))
+    shown = beside(own, seed_scores(table(*ladder(rungs, layer="gla"), *ladder(rungs, layer="rt"))))
+    figure = draw_profiles(abilities(shown), standings(shown, {*shown["layer"]} - {"rt"}), ["rt (yours)"])
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == [
+        "gla  0.81",
+        "→ rt (yours)  0.31",
+        "rt  0.81",
+    ]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["tier 1", "tier 2", "not ranked"]
 
 
 def test_a_place_is_a_tier_among_layers_of_equal_size_that_have_all_abilities() -> None:

@@ -7,16 +7,18 @@ from statistics import fmean
 from typing import Any
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 
 from runners import records
 from runners.mad.rows import ENTRIES, load_rows
 from runners.records import REFERENCE
 from runners.report import __main__ as report
+from runners.report import correlation
 from runners.report.__main__ import main
 from runners.report.boards import Board, boards_of, values_of
 from runners.report.curves import loss_pictures, panels_of_families
-from runners.report.language import MEAN_RANK, answer, correlations, read_models
+from runners.report.language import MEAN_RANK, answer, correlations, profile_answer, read_models, scores_of
 from runners.report.published import (
     anchors,
     claims_table,
@@ -212,7 +214,7 @@ def test_shipped_results_give_the_analysis_that_was_fixed_beforehand() -> None:
     assert f"{rho.p:.2f}" == "0.48"
     assert not rho.significant
 
-    within = {row.score: row.rhos["within"]["loss"] for row in correlations(board, models)}
+    within = {row.score: row.rhos["within"]["loss"] for row in correlations(scores_of(board), models)}
     names = {"MQAR": "mqar", "in-context recall": "in-context-recall", "copying": "copying"}
     for name, task in names.items():
         found = within[task]
@@ -229,6 +231,24 @@ def test_shipped_results_give_the_analysis_that_was_fixed_beforehand() -> None:
         assert f"{ranks.means[row]:.1f}" == claim("mean-rank-ties", name)
     intervals = [f"{low:.1f} to {high:.1f}" for low, high in (ranks.intervals[row] for row in layers.values())]
     assert claim("mean-rank-ties").interval == "; ".join(intervals)
+
+
+@pytest.mark.parametrize(("sign", "shown"), [(1, ["between", "within"]), (-1, [])])
+def test_profiles_predict_losses_if_they_order_layers_and_families_as_the_losses_do(
+    sign: int, shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(correlation, "RESAMPLES", 499)
+    models = [*read_models(REFERENCE / MODELS, alike=True).values()]
+    rows = [(model.layer, task, -sign * model.mean("loss")) for model in models for task in TASKS]
+    scores = pd.DataFrame(rows, columns=["layer", "task", "score"])
+    found = profile_answer(scores, models)
+    assert found is not None
+    assert found["shown"] == shown
+    first = [rho for of_part in found["rows"][0].rhos.values() for rho in [of_part["loss"]] if rho]
+    assert [rho.value for rho in first] == pytest.approx([sign, sign])
+    assert min(found["adjusted"].values()) == pytest.approx(4 * min(rho.p for rho in first))
+    assert [row.score for row in found["rows"][1:]] == [*TASKS]
+    assert profile_answer(scores[1:], models) is None
 
 
 def test_a_layer_that_diverged_says_so(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
