@@ -551,7 +551,7 @@ def _launch(
 
 
 def _registers(settings: dict[str, Any], most: int) -> dict[str, int]:
-    """Return the setting of at most so many registers a thread: with several pairs of narrow heads, else none.
+    """Return a limit of registers a thread as a setting of the launch; none unless narrow heads have several pairs.
 
     More programs then run at once: with two pairs the three kernels take 5.0 ms in place of 5.8 (H200, 30 runs).
     """

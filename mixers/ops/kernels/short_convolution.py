@@ -12,8 +12,8 @@ dx         (R, B, T, D)              convolve_bwd        caller
 dsums      (R, parts, W + 1, D)      convolve_bwd        group_sum           of weight and bias, float32
 
 A program loops over L positions of a sequence with C channels. The W newest inputs, and the gradients of the W newest
-outputs, stay in its registers, so that each is read once. If outputs are in parts, a launch
-computes D of the channels, and rows of dx are X numbers apart.
+outputs, stay in its registers, so that each is read once. If outputs are in parts, a launch computes
+D of the channels, and rows of dx are X numbers apart.
 """
 
 from collections.abc import Iterator
