@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.nn import functional as F
 
 triton = pytest.importorskip("triton")
 
@@ -65,8 +66,9 @@ def draw(case: Case, R: int, B: int, T: int, H: int, scale: int = 1) -> list[Ten
     g = -normal(R, B, T, H, G).pow(4) if G else None
     a, b = ((K**-0.5) * normal(R, B, T, H, K) for _ in range(2)) if case.rank_one else (None, None)
     bonus = normal(R, H, K) if case.bonus else None
-    if case.pairs:  # keys of at most length one, which keep the state bounded
-        k, b = (torch.nn.functional.normalize(normal(R, B, T * case.pairs, H, K), dim=-1) for _ in range(2))
+    if case.pairs:  # factors of length one and at most 30 degrees apart, or the state would grow with the length
+        k, turn = (F.normalize(normal(R, B, T * case.pairs, H, K), dim=-1) for _ in range(2))
+        b = F.normalize(k + 0.5 * turn, dim=-1)
         return [normal(R, B, T, H, K), k, normal(R, B, T * case.pairs, H, V), g, None, b, None]
     M = 1 if case.shared else H
     return [normal(R, B, T, M, K), normal(R, B, T, M, K), normal(R, B, T, H, V), g, a, b, bonus]
