@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tasks.base import FRESH, IGNORE, Accuracy, Batch, Ladder, Tokens, require
+from tasks.base import IGNORE, Accuracy, Batch, Ladder, Tokens, require
 from tasks.extrapolation import Extrapolation
 
 PLUS, MINUS, TIMES, OPEN, CLOSE, EQUALS, PAD = range(7)
@@ -26,7 +26,8 @@ class ModularArithmetic(Extrapolation):
     ``(-d)``. Digits and operators are uniform. Only ``=`` has a target.
 
     Training sequences hold expressions of different lengths, uniform from ``min_length`` to ``length``, ``=`` included.
-    All others have the full length: of the splits ``length``, of the extrapolation sets "length N" N tokens.
+    All others have the full length: of the splits ``length``, of the extrapolation sets "length N" N tokens. With
+    several ``expressions`` a sequence has as many parts of equal length, each with one of them.
 
     With brackets, an answer of always 0 is right for 29% of the expressions of 40 tokens, because products are often 0.
     Without them, values are uniform.
@@ -60,36 +61,44 @@ class ModularArithmetic(Extrapolation):
             modulus: number of digits, modulo which an expression is computed.
             brackets: whether expressions are nested in brackets.
             min_length: tokens of the shortest training expression with its ``=``.
-            length: tokens in a sequence; an even number without brackets.
+            length: tokens in a sequence; without brackets, an even number for each of its expressions.
+            expressions: expressions in a sequence; they share its length equally.
         """
 
         modulus: int = 5
         brackets: bool = False
         min_length: int = 4
         length: int = 40
+        expressions: int = 1
 
         def __post_init__(self) -> None:
             super().__post_init__()
             require(2 <= self.modulus <= 10, f"modulus is {self.modulus}: use 2 to 10")
             require(
-                2 <= self.min_length <= self.length,
-                f"min_length is {self.min_length}: use 2 or more, and at most length, {self.length}",
+                self.expressions >= 1 and self.length % self.expressions == 0,
+                f"expressions is {self.expressions}: use a number of equal parts of length, {self.length}",
             )
-            even = self.min_length % 2 == self.length % 2 == 0
+            most = self.length // self.expressions
             require(
-                self.brackets or even,
-                f"min_length, length are {self.min_length}, {self.length}: without brackets use even numbers, digits "
-                "and operators in turn and =",
+                2 <= self.min_length <= most,
+                f"min_length is {self.min_length}: use 2 or more, and at most length / expressions, {most}",
+            )
+            require(
+                self.brackets or self.min_length % 2 == most % 2 == 0,
+                f"min_length, length / expressions are {self.min_length}, {most}: without brackets use even numbers, "
+                "digits and operators in turn and =",
             )
 
     name = "modular-arithmetic"
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {"brackets": (True,), "length": (80, 160)}
     ladder = Ladder(
-        # Below 20 tokens there are too few expressions for a test split that training does not show.
-        axis="length",
-        rungs={length: {"length": length} for length in (20, 32, 40, 64, 96, 128)},
-        # Half as many sequences again, because the shortest expressions repeat.
-        shared={"extrapolation_factors": (), "train_examples": FRESH * 3 // 2},
+        # With one expression a sequence, no layer learns more than its last digits in the steps of a profile.
+        axis="length of an expression",
+        rungs={
+            length: {"length": length * count, "expressions": count}
+            for length, count in {4: 16, 6: 10, 8: 8, 12: 5, 20: 3, 32: 2}.items()
+        },
+        shared={"extrapolation_factors": ()},
     )
     config: Config
 
@@ -102,11 +111,12 @@ class ModularArithmetic(Extrapolation):
         return self.config.modulus
 
     def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
-        modulus, length = self.config.modulus, self.length_of(split)
+        modulus, count = self.config.modulus, self.config.expressions
+        length = self.length_of(split) // count
 
-        # Lengths.
+        # Lengths of all expressions, one sequence after the other.
         shortest, step = (self.config.min_length if split == "train" else length), (1 if self.config.brackets else 2)
-        lengths_S = shortest + step * rng.integers((length - shortest) // step + 1, size=n)
+        lengths_S = shortest + step * rng.integers((length - shortest) // step + 1, size=n * count)
 
         # Expressions, and behind them "=" and padding.
         draw = draw_nested if self.config.brackets else draw_flat
@@ -116,6 +126,7 @@ class ModularArithmetic(Extrapolation):
         inputs_ST[position_T == ends_S1] = modulus + EQUALS
 
         targets_ST = np.where(position_T == ends_S1, values_S[:, None], IGNORE)
+        inputs_ST, targets_ST = inputs_ST.reshape(n, -1), targets_ST.reshape(n, -1)
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)
 
     def ceiling(self, split: str) -> Accuracy:

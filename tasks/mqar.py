@@ -93,7 +93,7 @@ class MultiQueryRecall(Extrapolation):
         axis="pairs",
         rungs={
             pairs: {"pairs": pairs, "length": length, "vocab_size": max(64, 4 * pairs)}
-            for pairs, length in {4: 32, 6: 32, 8: 48, 16: 64, 32: 128, 64: 256}.items()
+            for pairs, length in {3: 32, 5: 32, 8: 48, 16: 64, 32: 128, 64: 256}.items()
         },
         shared={"extrapolation_factors": ()},
     )

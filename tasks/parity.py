@@ -60,7 +60,7 @@ class Parity(RunningProduct):
     ladder = Ladder(
         # Below 40 bits there are too few sequences for a test split that training does not show.
         axis="length",
-        rungs={length: {"length": length} for length in (40, 48, 64, 96, 128, 192)},
+        rungs={length: {"length": length} for length in (40, 64, 96, 128, 192, 256)},
         shared={"extrapolation_factors": ()},
     )
     config: Config

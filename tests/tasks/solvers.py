@@ -167,8 +167,9 @@ def solve_modular_arithmetic(inputs: Sequence[int], config: Any, train: Batch) -
     """Let Python compute what stands before the equals sign."""
     digits = "".join(map(str, range(config.modulus)))
     text = "".join((digits + "+-*()= ")[token] for token in inputs)
-    end = text.index("=")
-    return {end: [eval(text[:end]) % config.modulus]}
+    size = len(text) // config.expressions
+    ends = [text.index("=", start) for start in range(0, len(text), size)]
+    return {end: [eval(text[end // size * size : end]) % config.modulus] for end in ends}
 
 
 def solve_forgetting_mqar(inputs: Sequence[int], config: Any, train: Batch) -> Answers:

@@ -34,9 +34,11 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("s5-permutations", {"degree": 4, "extrapolation_factors": ()}),
     ("modular-arithmetic", {"brackets": True, "min_length": 5, "length": 33, "modulus": 10}),
     ("modular-arithmetic", {"min_length": 20, "length": 20, "modulus": 7}),
+    ("modular-arithmetic", {"min_length": 2, "length": 48, "expressions": 4, "extrapolation_factors": (3,)}),
     ("group-words", {"group": "A4xZ5"}),
     ("group-words", {"group": "Z7", "copies": 3}),
     ("forgetting-mqar", {"vocab_size": 20, "length": 25, "pairs": 4, "updates": 4, "alpha": 1.0}),
+    ("forgetting-mqar", {"vocab_size": 32, "length": 40, "pairs": 3, "updates": 8}),
     ("joint-keys", {"vocab_size": 40, "length": 64, "grid": 3}),
     ("flip-flop", {"length": 64, "ignore": 0.0}),
 ]
