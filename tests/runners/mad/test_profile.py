@@ -29,7 +29,7 @@ from runners.records import RECORD, Record, write
 from tests.runners.mad.commands import HEADS, planned
 from tests.runners.mad.made_up import interval_of, record, table
 
-PARITY = (40, 48, 64, 96, 128, 192)
+PARITY = (40, 64, 96, 128, 192, 256)
 """The axis of the ladder of parity, whose chance is one half."""
 
 
@@ -46,9 +46,9 @@ def ladder(rungs: Mapping[int, Sequence[float | None]], layer: str = "rt", **cha
     ("trained", "expected", "score", "capacity"),
     [
         # Half between two rungs, on the logarithmic axis.
-        ({3: [1.0], 4: [0.95], 5: [0.85], 6: [0.0]}, [1, 1, 1, 0.95, 0.85, 0], 4.8 / 6, math.sqrt(96 * 128)),
+        ({3: [1.0], 4: [0.95], 5: [0.85], 6: [0.0]}, [1, 1, 1, 0.95, 0.85, 0], 4.8 / 6, math.sqrt(128 * 192)),
         ({1: [0.5], 2: [0.1], 3: [0.01]}, [0.5, 0.1, 0.01, 0, 0, 0], 0.61 / 6, -math.inf),
-        ({3: [1.0], 4: [1.0], 5: [1.0], 6: [0.9]}, [1, 1, 1, 1, 1, 0.9], 5.9 / 6, 192),
+        ({3: [1.0], 4: [1.0], 5: [1.0], 6: [0.9]}, [1, 1, 1, 1, 1, 0.9], 5.9 / 6, 256),
         # A seed that diverged is 0; no rate converged; a rung is still missing.
         ({3: [1.0, 1.0], 4: [1.0, None], 5: [0.0, 0.0]}, [1, 1, 1, 0.5, 0, 0], 3.5 / 6, None),
         ({3: [None]}, [0, 0, 0, 0, 0, 0], 0, -math.inf),
@@ -82,7 +82,7 @@ def test_the_rate_is_that_of_the_third_rung_over_all_seeds_and_intervals_are_ove
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"), [(PARITY, math.sqrt(40 * 48)), ((0, 2, 4, 8, 16, 32), 1.0), ((1, 2, 3, 4, 5, 6), 1.5)]
+    ("values", "expected"), [(PARITY, math.sqrt(40 * 64)), ((0, 2, 4, 8, 16, 32), 1.0), ((1, 2, 3, 4, 5, 6), 1.5)]
 )
 def test_an_axis_is_logarithmic_where_its_rungs_are(values: tuple[float, ...], expected: float) -> None:
     assert on_axis(1.5, values) == pytest.approx(expected)
@@ -176,8 +176,8 @@ def test_tiers_part_layers_that_differ_and_no_others() -> None:
     [
         ((50, 60), [(40, 45), (55, 70), (60, 80), (90, 96)], "more than 1, at most 3"),
         ((50, 60), [(40, 55), (40, 55), (40, 55), (40, 55)], "not told apart"),
-        ((192, 192), [(40, 50), (90, 180), (50, 96), (70, 96)], "more than 4"),
-        ((192, 192), [(40, 50), (192, 192), (50, 96), (192, 192)], "both are at the last rung from 2"),
+        ((256, 256), [(40, 50), (90, 180), (50, 96), (70, 96)], "more than 4"),
+        ((256, 256), [(40, 50), (256, 256), (50, 96), (256, 256)], "both are at the last rung from 2"),
         ((-math.inf, -math.inf), [(40, 50)] * 4, "RT is below the first rung"),
         ((math.nan, math.nan), [(40, 50)] * 4, "not run yet"),
     ],

@@ -107,7 +107,7 @@ def test_a_ladder_is_one_small_record_and_ones_own_layer_is_placed_among_them(
     assert {path.stem for path in (folder / "profile").glob("*.png")} == {"overview", "ladders", "time"}
     page = (folder / "profile" / "overview.md").read_text()
     assert re.search(r"\| `lstm` \| 1 \| 1.5 \| 0.0\d\d \(.* \| 32 \|", page)
-    assert re.search(r"## parity\n\n\| length \| 40 \| 48 ", page)
+    assert re.search(r"## parity\n\n\| length \| 40 \| 64 ", page)
     capsys.readouterr()
     study("lru", "parity", preset="profile", reference=str(folder), out=tmp_path / "own")
     assert "lru: tier 1 of 1, with " in capsys.readouterr().out
