@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import field, fields, is_dataclass, replace
+from dataclasses import asdict, field, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -25,9 +25,10 @@ def switch(off: Any) -> Any:
     return field(default=off, metadata={"switch": True})
 
 
-def switched_off(settings: Any) -> list[str]:
-    """Return the names of the fields made by ``switch`` that have their defaults."""
-    return [f.name for f in fields(settings) if "switch" in f.metadata and getattr(settings, f.name) == f.default]
+def identity(settings: Any) -> dict[str, Any]:
+    """Return the settings of a dataclass by name, without fields made by ``switch`` that have their defaults."""
+    off = [f.name for f in fields(settings) if "switch" in f.metadata and getattr(settings, f.name) == f.default]
+    return {name: value for name, value in asdict(settings).items() if name not in off}
 
 
 def override(config_class: type, values: Mapping[str, Any]) -> Any:

@@ -39,6 +39,14 @@ class SplitOverlapError(ValueError):
     """Two splits of one dataset share a sequence."""
 
 
+def switch(off: Any) -> Any:
+    """Return a field of a ``Config`` with the default ``off``. With this value, it is not part of a result's identity.
+
+    If a task gains such a field, earlier results stay comparable. (Layers have the same in ``mixers.options``.)
+    """
+    return field(default=off, metadata={"switch": True})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """Sequences with their targets, aligned: the target of position t is what the model must output at position t.

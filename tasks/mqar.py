@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.base import IGNORE, Accuracy, Batch, Ladder, Tokens, require
+from tasks.base import IGNORE, LENGTH_PREFIX, Accuracy, Batch, Ladder, Tokens, require, switch
 from tasks.extrapolation import Extrapolation
 
 PAIRS_PREFIX = "pairs "
@@ -26,7 +26,8 @@ class MultiQueryRecall(Extrapolation):
     hold fillers. The value does not follow its query. Only the queries have targets.
 
     The extrapolation sets "length N" hold longer sequences with ``pairs`` pairs. The set "pairs N" holds sequences of
-    ``length`` with the most pairs that fit, if those are more than ``pairs``.
+    ``length`` with the most pairs that fit, if those are more than ``pairs``. With a ``mixture``, each of its kinds has
+    a set "pairs N" instead.
 
     Example, first sequence of the test split of
     ``Config(vocab_size=12, length=16, pairs=3, train_examples=1, eval_examples=1)``;
@@ -42,10 +43,10 @@ class MultiQueryRecall(Extrapolation):
         Arora et al. 2023 and https://github.com/HazyResearch/zoology, zoology/data/multiquery_ar.py.
 
         - tokens: a vocabulary of 256; theirs has 8,192.
-        - sequences: token 0 stands where nothing is asked; theirs has random tokens there (``random_non_queries``).
-          ``alpha`` is 0.1; theirs is 0.01 (``power_a``), so that queries come sooner.
+        - sequences: token 0 stands where nothing is asked; theirs has random tokens there (``random_non_queries``),
+          here the option ``random_filler``. ``alpha`` is 0.1; theirs is 0.01 (``power_a``), so that queries come sooner.
         - training: 12,800 sequences of one length with 16 pairs; theirs has 100,000 and more, of several lengths with 4
-          to 64 pairs.
+          to 64 pairs, each batch of one length; here the option ``mixture``, with sequences that fillers lengthen.
         - left out: several passes over the pairs (``num_passes``).
     """
 
@@ -58,12 +59,18 @@ class MultiQueryRecall(Extrapolation):
             length: tokens in a sequence, four or more for each pair.
             pairs: keys with their values in a sequence, and queries.
             alpha: exponent of the power law of the queries' places: near 0 most come soon, 1 is uniform.
+            random_filler: random tokens, keys and values among them, in place of the filler.
+            mixture: kinds of sequences, each a length and a number of pairs, of which one is drawn for each sequence in
+                place of ``length`` and ``pairs``; a kind that stands there twice comes twice as often. Fillers lengthen
+                sequences to ``length``.
         """
 
         vocab_size: int = 256
         length: int = 128
         pairs: int = 16
         alpha: float = 0.1
+        random_filler: bool = switch(False)
+        mixture: tuple[tuple[int, int], ...] = switch(())
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -81,6 +88,13 @@ class MultiQueryRecall(Extrapolation):
             )
 
             require(0 < self.alpha <= 1, f"alpha is {self.alpha}: use a value above 0, at most 1")
+
+            for length, pairs in self.mixture:
+                require(
+                    length <= self.length and 1 <= pairs <= self.pairs and 4 * pairs <= length,
+                    f"mixture has length {length} with {pairs} pairs: use at most length, {self.length}, and pairs, "
+                    f"{self.pairs}, and four tokens or more for each pair",
+                )
 
     name = "mqar"
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -109,13 +123,32 @@ class MultiQueryRecall(Extrapolation):
 
     @property
     def extrapolation_names(self) -> tuple[str, ...]:
+        if self.config.mixture:
+            return (*super().extrapolation_names, *dict.fromkeys(f"{PAIRS_PREFIX}{p}" for _, p in self.config.mixture))
         most = min(self.config.length // 4, self.config.vocab_size // 2 - 1)
         return (*super().extrapolation_names, *((f"{PAIRS_PREFIX}{most}",) if most > self.config.pairs else ()))
 
     def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
-        length, half = self.length_of(split), self.config.vocab_size // 2
         pairs = int(split.removeprefix(PAIRS_PREFIX)) if split.startswith(PAIRS_PREFIX) else self.config.pairs
+        kinds = [(self.length_of(split), pairs)]
+        if self.config.mixture and not split.startswith(LENGTH_PREFIX):
+            kinds = [kind for kind in self.config.mixture if kind[1] == pairs or not split.startswith(PAIRS_PREFIX)]
+        kind_S = rng.integers(len(kinds), size=n) if len(kinds) > 1 else np.zeros(n, dtype=np.int64)
 
+        inputs_ST = np.zeros((n, self.length_of(split)), dtype=np.int64)
+        targets_ST = np.full_like(inputs_ST, IGNORE)
+        for number, kind in enumerate(kinds):
+            here_S = np.flatnonzero(kind_S == number)
+            batch = self._of_kind(rng, len(here_S), *kind)
+            inputs_ST[here_S, : kind[0]], targets_ST[here_S, : kind[0]] = batch.inputs_ST, batch.targets_ST
+
+        if self.config.random_filler:
+            inputs_ST = np.where(inputs_ST == 0, rng.integers(self.config.vocab_size, size=inputs_ST.shape), inputs_ST)
+        return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)
+
+    def _of_kind(self, rng: np.random.Generator, n: int, length: int, pairs: int) -> Batch:
+        """Draw sequences of one length with the same number of pairs."""
+        half = self.config.vocab_size // 2
         keys_SP = 1 + draw_distinct(rng, n, pairs, np.ones(half - 1))
         values_SP = half + draw_distinct(rng, n, pairs, np.ones(half))
         shown_ST = np.stack([keys_SP, values_SP], axis=2).reshape(n, 2 * pairs)

@@ -20,7 +20,7 @@ from mixers.matching import FIGURES, count, match
 from mixers.models import BACKBONES, Backbone
 from mixers.named import is_path, members_of, text_of
 from mixers.ops.numerics import product_precision
-from mixers.options import override, switch, switched_off
+from mixers.options import identity, override, switch
 from mixers.registry import building, changed, find_mixer, variant_label
 from mixers.short_convolution import with_short_convolution
 from mixers.stack import StackLayer
@@ -150,10 +150,9 @@ class Experiment(LayerChoice):
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over settings and data, and over the text of the modules of a user's layer and task."""
-        left_out = ("difficulty", "preset", "one_by_one", *switched_off(self))
-        settings = {name: value for name, value in asdict(self).items() if name not in left_out}
-        for name in switched_off(self.mixer_config):
-            del settings["mixer_config"][name]
+        left_out = ("difficulty", "preset", "one_by_one")
+        settings = {name: value for name, value in identity(self).items() if name not in left_out}
+        settings |= {name: identity(getattr(self, name)) for name in ("mixer_config", "task_config")}
         texts = [text_of(name) for name in (self.mixer, self.task) if is_path(name)]
         content = [settings, data_fingerprint(find_task(self.task), _ByText.of(self.task_config)), *texts]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -182,7 +181,7 @@ class Experiment(LayerChoice):
             "family": self.layer.family,
             "mixer_config": asdict(self.mixer_config),
             **asdict(self.shape),
-            "task_config": asdict(self.task_config),
+            "task_config": identity(self.task_config),
             "batch_size": self.protocol.batch_size,
             "steps": self.steps,
             "evaluations": self.protocol.evaluations,

@@ -110,7 +110,7 @@ def solve_mqar(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
             if token in memory:
                 answers[position] = [memory[token]]
             else:
-                memory[token] = inputs[position + 1]
+                memory[token] = [*inputs, 0][position + 1]
     return answers
 
 
@@ -118,10 +118,10 @@ def solve_parity(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
     """Flip a switch at every one."""
     odd = False
     answers: Answers = {}
-    for position, bit in enumerate(inputs):
+    for position, bit in enumerate(bit for bit in inputs if bit < 2):
         odd ^= bit == 1
         answers[position] = [int(odd)]
-    return answers
+    return dict([answers.popitem()]) if config.last_only else answers
 
 
 def solve_permutations(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
@@ -136,12 +136,15 @@ def solve_permutations(inputs: Sequence[int], config: Any, train: Batch) -> Answ
 
 
 def solve_group_words(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
-    """Follow each object of each factor from place to place; a residue modulo n is a rotation of n objects."""
+    """Follow each object of each factor from place to place; a residue modulo n is a rotation of n objects.
+
+    The token at the start is the one behind those of elements, and moves nothing.
+    """
     elements = list(product(*(members(part[0], int(part[1:])) for part in config.group.split("x"))))
     places = elements[0]
     answers: Answers = {}
     for position, token in enumerate(inputs):
-        images = elements[token % len(elements)]
+        images = elements[token % len(elements) if token < len(elements) * config.copies else 0]
         places = tuple(tuple(b[place] for place in a) for a, b in zip(places, images, strict=True))
         answers[position] = [elements.index(places)]
     return answers
