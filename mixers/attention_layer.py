@@ -43,8 +43,9 @@ class AttentionLayer(Layer):
         self.register_buffer("slopes_H", alibi_slopes(config.heads), persistent=False)
 
         # MLP.
-        self.mlp_norm = RMSNorm(width)
-        self.mlp = MLP(shape)
+        if shape.mlp_width:
+            self.mlp_norm = RMSNorm(width)
+            self.mlp = MLP(shape)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value (..., D) of inputs ``x`` (..., D), heads concatenated.

@@ -38,11 +38,11 @@ class Shape:
 
     Attributes:
         width: model width D.
-        mlp_width: hidden width F of the MLP.
+        mlp_width: hidden width F of the MLP; 0 for layers without MLP.
         layers: number L of stacked layers; residual branches are scaled by 1/sqrt(L).
 
     Raises:
-        ValueError: A size is not a whole number of at least 1.
+        ValueError: A size is not a whole number of at least 1, or that of the MLP is below 0.
     """
 
     width: int = 128
@@ -51,8 +51,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         for name, size in vars(self).items():
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name}: {size!r} must be a whole number of at least 1")
+            least = 0 if name == "mlp_width" else 1
+            if not isinstance(size, int) or size < least:
+                raise ValueError(f"{name}: {size!r} must be a whole number of at least {least}")
 
     @property
     def residual_scale(self) -> float:

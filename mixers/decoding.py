@@ -37,7 +37,7 @@ def _decodes_layer(layer: nn.Module) -> bool:
     """Return whether ``LayerDecoder`` takes a layer."""
     if type(layer) is RecurrentTransformer:
         return layer.config.block == 1 and _is_plain(layer.out, Linear)
-    return type(layer) is Transformer and _is_plain(layer.out, Linear)
+    return type(layer) is Transformer and layer.shape.mlp_width > 0 and _is_plain(layer.out, Linear)
 
 
 def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:

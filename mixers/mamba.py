@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mixers.base import Shape, State
 from mixers.ops.selective_scan import selective_scan, selective_scan_step
+from mixers.options import switch
 from mixers.parts import MixerLayer, ShortConvolution, check_at_least, linear
 
 DT_MIN, DT_MAX = 0.001, 0.1
@@ -17,7 +18,8 @@ DT_MIN, DT_MAX = 0.001, 0.1
 class Mamba(MixerLayer):
     """Selective state-space layer: E channels of N states, whose time steps, inputs and outputs depend on the token.
 
-    The short convolution and the decay of the states distinguish positions. State: E N numbers and the newest inputs of
+    With ``negative_eigenvalues`` states decay by 2 exp(Δ A) - 1, in (-1, 1), in place of exp(Δ A) (Grazzi et al. 2024,
+    arXiv:2411.12537). The short convolution and the decay of the states distinguish positions. State: E N numbers and the newest inputs of
     the convolution.
 
     Dimensions beside those of ``mixers.base``: E inner width, N states of a channel, K width of the map to the time
@@ -44,11 +46,13 @@ class Mamba(MixerLayer):
             expand: inner width E over the model width.
             state_size: number of states of each inner channel.
             convolution: positions that the short convolution spans.
+            negative_eigenvalues: decays of the states between -1 and 1 in place of 0 and 1.
         """
 
         expand: int = 2
         state_size: int = 16
         convolution: int = 4
+        negative_eigenvalues: bool = switch(False)
 
     config: Config
 
@@ -74,7 +78,8 @@ class Mamba(MixerLayer):
     def mix(self, x_BTD: Tensor) -> Tensor:
         u_BTE, z_BTE = self.project(x_BTD).chunk(2, dim=-1)
         u_BTE = self.convolution(u_BTE)
-        return self.out(selective_scan(u_BTE, z_BTE, *self._select(u_BTE), *self._dynamics()))
+        tensors = u_BTE, z_BTE, *self._select(u_BTE), *self._dynamics()
+        return self.out(selective_scan(*tensors, negative=self.config.negative_eigenvalues))
 
     def init_state(self, batch: int) -> State:
         h_BEN = self.skip.new_zeros(batch, len(self.skip), self.config.state_size)
@@ -83,7 +88,8 @@ class Mamba(MixerLayer):
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         u_BE, z_BE = self.project(x_BD).chunk(2, dim=-1)
         u_BE, inputs_BWE = self.convolution.step(u_BE, state["convolution"])
-        y_BE, h_BEN = selective_scan_step(u_BE, z_BE, *self._select(u_BE), *self._dynamics(), state["h"])
+        tensors = u_BE, z_BE, *self._select(u_BE), *self._dynamics(), state["h"]
+        y_BE, h_BEN = selective_scan_step(*tensors, negative=self.config.negative_eigenvalues)
         return self.out(y_BE), {"h": h_BEN, "convolution": inputs_BWE}
 
     def _select(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:

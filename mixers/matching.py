@@ -46,7 +46,8 @@ def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, sh
     """
 
     def scaled(width: int) -> Shape:
-        return replace(shape, width=width, mlp_width=max(1, round(width * shape.mlp_width / shape.width)))
+        hidden = round(width * shape.mlp_width / shape.width)
+        return replace(shape, width=width, mlp_width=max(min(1, shape.mlp_width), hidden))
 
     @cache
     def builds(width: int) -> bool:

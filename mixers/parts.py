@@ -39,6 +39,7 @@ class MLP(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
+        check_at_least(1, shape, "mlp_width")
         self.up = linear(shape.width, shape.mlp_width)
         self.down = linear(shape.mlp_width, shape.width)
 
@@ -82,15 +83,16 @@ class ShortConvolution(nn.Module):
 class MixerLayer(Layer):
     """Pre-norm layer around a sequence mixer: ``u = x + s mix(norm(x))``, then ``u + s mlp(norm(u))``, s = 1/sqrt(L).
 
-    A subclass defines ``mix`` over a whole sequence. For a step form it also defines ``init_state`` and ``mix_one``,
+    With an MLP of width 0, the layer is ``u``. A subclass defines ``mix`` over a whole sequence. For a step form it also defines ``init_state`` and ``mix_one``,
     which mixes one position and agrees with ``mix``.
     """
 
     def __init__(self, config: Any, shape: Shape) -> None:
         super().__init__(config, shape)
         self.mixer_norm = RMSNorm(shape.width)
-        self.mlp_norm = RMSNorm(shape.width)
-        self.mlp = MLP(shape)
+        if shape.mlp_width:
+            self.mlp_norm = RMSNorm(shape.width)
+            self.mlp = MLP(shape)
 
     @abstractmethod
     def mix(self, x_BTD: Tensor) -> Tensor:
@@ -114,7 +116,12 @@ class MixerLayer(Layer):
 
 
 def with_mlp(layer: Any, x: Tensor, y: Tensor) -> Tensor:
-    """Return the outputs of a layer with ``mlp_norm`` and ``mlp`` from its inputs and its mixer's outputs (..., D)."""
+    """Return the outputs of a layer with ``mlp_norm`` and ``mlp`` from its inputs and its mixer's outputs (..., D).
+
+    A layer without MLP has neither.
+    """
+    if not layer.shape.mlp_width:
+        return x + layer.shape.residual_scale * y
     gain_D, up_FD, down_DF = layer.mlp_norm.gain, layer.mlp.up.weight, layer.mlp.down.weight
     return residual_mlp(x, y, gain_D, up_FD, down_DF, layer.shape.residual_scale)
 

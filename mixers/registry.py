@@ -147,7 +147,7 @@ def build(
     Args:
         name: registered name, ``package.module:Class``, a class, or a stack such as ``3*gated-deltanet+transformer``.
         width: model width D.
-        mlp_width: hidden width of the MLP; 4 D if None.
+        mlp_width: hidden width of the MLP; 4 D if None, 0 for a layer without MLP.
         layers: number L of layers in the model; residual branches are scaled by 1/sqrt(L). A
             ``mixers.deep.DeepLayer`` and a stack hold all L layers themselves. Unless given, 1, or those of the stack.
         **options: fields of the layer's ``Config`` that differ from their defaults; of a stack, ``transformer__heads``.

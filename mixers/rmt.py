@@ -66,6 +66,7 @@ class RecurrentMemoryTransformer(DeepLayer):
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
+        check_at_least(1, shape, "mlp_width")
         check_at_least(1, config, "segment", "memory")
 
         self.stack = TransformerStack(config, shape)

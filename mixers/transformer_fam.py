@@ -67,6 +67,7 @@ class TransformerFAM(AttentionLayer):
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
+        check_at_least(1, shape, "mlp_width")
         check_at_least(1, config, "block", "memory")
         check_at_least(0, config, "earlier")
 

@@ -22,6 +22,7 @@ def selective_scan(
     skip_E: Tensor,
     dt_EK: Tensor,
     dt_bias_E: Tensor,
+    negative: bool = False,
 ) -> Tensor:
     """Return ``(C_t h_t + skip u_t) silu(z_t)`` (B, T, E) for ``h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t``.
 
@@ -33,6 +34,7 @@ def selective_scan(
         A_EN: rates, all negative.
         skip_E: weights of the inputs that bypass the scan.
         dt_EK, dt_bias_E: map to the time steps.
+        negative: decay by 2 exp(dt_t A) - 1, between -1 and 1, in place of exp(dt_t A).
     """
     if runs_fused(u_BTE):
         from mixers.ops.kernels.selective_scan import fits_selective_scan, selective_scan_method
@@ -40,10 +42,10 @@ def selective_scan(
         if fits_selective_scan(A_EN.shape[1]):
             raw_BTE = F.linear(low_BTK, dt_EK)
             rows = u_BTE, z_BTE, raw_BTE, B_BTN, C_BTN
-            return over_runs(selective_scan_method(torch.bfloat16), *rows, A_EN, skip_E, dt_bias_E)[0]
+            return over_runs(selective_scan_method(torch.bfloat16, negative), *rows, A_EN, skip_E, dt_bias_E)[0]
 
     dt_BTE = time_steps(low_BTK, dt_EK, dt_bias_E)
-    y_BTE = naive_scan(u_BTE, dt_BTE, A_EN, at_least_float32(B_BTN), at_least_float32(C_BTN))
+    y_BTE = naive_scan(u_BTE, dt_BTE, A_EN, at_least_float32(B_BTN), at_least_float32(C_BTN), negative)
     return gated(y_BTE, u_BTE, z_BTE, skip_E)
 
 
@@ -58,10 +60,11 @@ def selective_scan_step(
     dt_EK: Tensor,
     dt_bias_E: Tensor,
     h_BEN: Tensor,
+    negative: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return one position (B, E) of ``selective_scan``, and the next states."""
     dt_BE = time_steps(low_BK, dt_EK, dt_bias_E)
-    decay_BEN, input_BEN = discretise(u_BE, dt_BE, A_EN, at_least_float32(B_BN))
+    decay_BEN, input_BEN = discretise(u_BE, dt_BE, A_EN, at_least_float32(B_BN), negative)
     h_BEN = decay_BEN * h_BEN + input_BEN
     y_BE = (h_BEN * at_least_float32(C_BN)[:, None]).sum(-1)
     return gated(y_BE, u_BE, z_BE, skip_E), h_BEN
@@ -72,18 +75,21 @@ def time_steps(low: Tensor, dt_EK: Tensor, dt_bias_E: Tensor) -> Tensor:
     return F.softplus(at_least_float32(F.linear(low, dt_EK, dt_bias_E)))
 
 
-def discretise(u: Tensor, dt: Tensor, A_EN: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+def discretise(u: Tensor, dt: Tensor, A_EN: Tensor, B: Tensor, negative: bool = False) -> tuple[Tensor, Tensor]:
     """Return decays exp(dt A) and inputs dt B u (..., E, N): zero-order hold of A, Euler's rule for B.
 
-    The authors' code does the same.
+    The authors' code does the same. With ``negative``, decays are 2 exp(dt A) - 1.
     """
-    return torch.exp(dt[..., None] * A_EN), (dt * u)[..., None] * B[..., None, :]
+    decay = torch.exp(dt[..., None] * A_EN)
+    return 2 * decay - 1 if negative else decay, (dt * u)[..., None] * B[..., None, :]
 
 
-def naive_scan(u_BTE: Tensor, dt_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor, C_BTN: Tensor) -> Tensor:
+def naive_scan(
+    u_BTE: Tensor, dt_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor, C_BTN: Tensor, negative: bool = False
+) -> Tensor:
     """Return the outputs (B, T, E) of ``h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t``, ``y_t = C_t h_t`` (algorithm 2)."""
     with no_autocast(u_BTE.device):
-        h_BTEN = linear_scan(*discretise(u_BTE, dt_BTE, A_EN, B_BTN))
+        h_BTEN = linear_scan(*discretise(u_BTE, dt_BTE, A_EN, B_BTN, negative))
         return (h_BTEN @ C_BTN[..., None]).squeeze(-1)
 
 

@@ -13,6 +13,7 @@ from mixers.ops.attention import attention_step
 from mixers.ops.norm import check_width
 from mixers.ops.numerics import HALF, product_dtype
 from mixers.ops.runs import over_runs
+from mixers.parts import check_at_least
 from mixers.rt.dispatch import Chosen, Implementation, choose, recurrence
 from mixers.rt.naive import Weights, key_value
 from mixers.rt.native.matrices import NativeSetting
@@ -67,6 +68,7 @@ class RecurrentTransformer(AttentionLayer):
 
     def __init__(self, config: Config, shape: Shape) -> None:
         super().__init__(config, shape)
+        check_at_least(1, shape, "mlp_width")
         if config.block < 1:
             raise ValueError(f"block: {config.block} must be at least 1")
 

@@ -98,7 +98,7 @@ class Options(Tracking):
         batch_size: sequences per step.
         evaluations: evaluations on the validation split during training.
         width: model width D.
-        mlp_width: hidden width of the MLP.
+        mlp_width: hidden width of the MLP; 0 for layers without MLP.
         layers: stacked layers; unless given, 1, or those of a stack such as "3*gated-deltanet+transformer".
         short_convolution: positions that a causal convolution before each layer spans; 0 for none.
         match: choose for every other layer the width that gives it the Transformer's parameters, state or FLOPs; state
@@ -150,9 +150,9 @@ class Options(Tracking):
     def __post_init__(self) -> None:
         counts = ("seeds", "epochs", "steps", "batch_size", "evaluations", "width", "mlp_width", "layers", "together")
         for name in counts:
-            value, most = getattr(self, name), MOST.get(name, 10**9)
-            if value is not None and not 1 <= value <= most:
-                raise ValueError(f"{flag_of(name)} {value} must be at least 1 and at most {most:,}")
+            value, least, most = getattr(self, name), int(name != "mlp_width"), MOST.get(name, 10**9)
+            if value is not None and not least <= value <= most:
+                raise ValueError(f"{flag_of(name)} {value} must be at least {least} and at most {most:,}")
         if self.short_convolution != 0 and not 2 <= self.short_convolution <= MOST["layers"]:
             raise ValueError(f"--short-convolution {self.short_convolution} must be 0 for none, or 2 to 1,000")
         for name, (low, high) in BOUNDS.items():

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -51,7 +52,7 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
     "rwkv7": [{}, {"negative_eigenvalues": True}],
     "kda": [{}, {"heads": 2, "negative_eigenvalues": True}],
     "deltaproduct": [{}, {"householders": 3, "gated": False, "negative_eigenvalues": False}],
-    "mamba": [{}, {"expand": 1, "state_size": 3, "convolution": 1}],
+    "mamba": [{}, {"expand": 1, "state_size": 3, "convolution": 1, "negative_eigenvalues": True}],
     "s5": [{}, {"state_size": 2}],
     "slstm": [{}, {"heads": 2, "convolution": 1}],
     "m2rnn": [{}, {"heads": 2, "key_size": 16}],
@@ -250,6 +251,24 @@ def test_decoding_step_by_step_equals_the_parallel_pass(name: str, values: dict[
             steps.append(z)
         for length in LENGTHS:
             torch.testing.assert_close(torch.stack(steps[:length], 1), layer(x[:, :length]), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_without_mlp_a_layer_is_one_whose_mlp_gives_nothing(name: str) -> None:
+    """In both forms, but where recurrence or memory runs through the MLP."""
+    kind, config = MIXERS[name], MIXERS[name].Config()
+    if name in ("rt", "feedback-transformer", "transformer-fam", "rmt"):
+        with pytest.raises(ValueError, match="^mlp_width: 0 must be at least 1$"):
+            kind(config, replace(SHAPE, mlp_width=0))
+        return
+    whole, bare = build(name, {}), kind(config, replace(SHAPE, mlp_width=0)).double()
+    for label, p in whole.named_parameters():
+        if "mlp.down" in label:
+            p.data.zero_()
+    bare.load_state_dict({label: y for label, y in whole.state_dict().items() if "mlp" not in label})
+    torch.testing.assert_close(bare(inputs(5)), whole(inputs(5)), rtol=1e-12, atol=1e-12)
+    steps = [layer.step(inputs(1)[:, 0], layer.init_state(3))[0] for layer in (bare, whole)]
+    torch.testing.assert_close(*steps, rtol=1e-12, atol=1e-12)
 
 
 HAVING_HEADS = [name for name in MIXERS if hasattr(MIXERS[name].Config(), "heads")]

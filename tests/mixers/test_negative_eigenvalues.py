@@ -12,6 +12,7 @@ from mixers.deltanet import DeltaNet, GatedDeltaNet
 from mixers.deltaproduct import DeltaProduct
 from mixers.gdn2 import GatedDeltaNet2
 from mixers.kda import KimiDeltaAttention
+from mixers.ops.selective_scan import discretise
 from mixers.parts import MixerLayer
 from mixers.rwkv import RWKV7, shifted
 
@@ -85,6 +86,13 @@ def test_eigenvalues_of_rwkv7_stay_in_their_range_with_any_decay(on: bool, least
     found = eigenvalues(built, sequence())
     assert least - 1e-12 < found.min() < least + 0.06
     assert found.max() < 1 + 1e-12
+
+
+def test_decays_of_mamba_lie_between_minus_one_and_one() -> None:
+    dt_E, A_EN = torch.tensor([1e-3, 0.1, 10.0]), -torch.arange(1.0, 4.0).expand(3, 3)
+    usual_EN, negative_EN = (discretise(dt_E, dt_E, A_EN, A_EN[0], on)[0] for on in (False, True))
+    torch.testing.assert_close(negative_EN, 2 * usual_EN - 1)
+    assert negative_EN.min() < -0.9
 
 
 def parity_layer(on: bool) -> Any:

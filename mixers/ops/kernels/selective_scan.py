@@ -113,13 +113,14 @@ def scan_fwd_kernel(
     V: tl.constexpr,
     W: tl.constexpr,
     C: tl.constexpr,
+    NEGATIVE: tl.constexpr,
 ):
     """Walk through one sequence with W channels.
 
     1. Read rates, skip and bias of the channels.
     2. For t = 0, ..., T - 1:
        a. read the position, one step ahead; at the start of a chunk write the states;
-       b. discretise: step = softplus(dt + bias), decay = exp(step A), input = step b u;
+       b. discretise: step = softplus(dt + bias), decay = exp(step A) or 2 exp(step A) - 1, input = step b u;
        c. update the states: h = decay h + input;
        d. write y = (c h + skip u) silu(z).
     """
@@ -157,6 +158,8 @@ def scan_fwd_kernel(
         u_E = u_E.to(tl.float32)
         step_E = _softplus(dt_E.to(tl.float32) + bias_E)
         decay_VE = tl.exp2(step_E[None, :] * A_VE)
+        if NEGATIVE:
+            decay_VE = 2.0 * decay_VE - 1.0
 
         # 2c. States.
         h_VE = decay_VE * h_VE + b_V.to(tl.float32)[:, None] * (step_E * u_E)[None, :]
@@ -196,6 +199,7 @@ def scan_bwd_kernel(
     V: tl.constexpr,
     W: tl.constexpr,
     C: tl.constexpr,
+    NEGATIVE: tl.constexpr,
 ):
     """Loop backward over one sequence with W channels, chunk by chunk; positions after the end have no effect.
 
@@ -207,7 +211,7 @@ def scan_bwd_kernel(
        c. write dc = h do, summed over the channels;
        d. complete the gradient of the states: dh += c do;
        e. write db = input dh, summed over the channels, with input = step u;
-       f. pass on dh = decay dh; times the states before, it is the gradient dlog of the logarithm of the decay;
+       f. pass on dh = decay dh; with exp(step A) dh, or twice that, get the gradient dlog of step A from the states;
        g. write du = step b dh + skip do, and ddt, the gradient u b dh + A dlog of the step through its softplus.
     4. Write the sums of the sequence.
     """
@@ -253,7 +257,10 @@ def scan_bwd_kernel(
             )
             step_E = _softplus(dt_E.to(tl.float32) + bias_E)
             input_E = step_E * u_E.to(tl.float32)
-            h_VE = tl.exp2(step_E[None, :] * A_VE) * h_VE + b_V.to(tl.float32)[:, None] * input_E[None, :]
+            decay_VE = tl.exp2(step_E[None, :] * A_VE)
+            if NEGATIVE:
+                decay_VE = 2.0 * decay_VE - 1.0
+            h_VE = decay_VE * h_VE + b_V.to(tl.float32)[:, None] * input_E[None, :]
             states = states + (h_VE,)
 
         for i in tl.static_range(C):
@@ -303,8 +310,13 @@ def scan_bwd_kernel(
             bdh_E = sum_rows(b_V.to(tl.float32)[:, None] * dh_VE, V, W)
 
             # 3f. Decay.
-            dh_VE *= tl.exp2(step_E[None, :] * A_VE)
-            dlog_VE = dh_VE * states[C - 1 - i]
+            if NEGATIVE:
+                twice_VE = 2.0 * tl.exp2(step_E[None, :] * A_VE) * dh_VE
+                dlog_VE = twice_VE * states[C - 1 - i]
+                dh_VE = twice_VE - dh_VE
+            else:
+                dh_VE *= tl.exp2(step_E[None, :] * A_VE)
+                dlog_VE = dh_VE * states[C - 1 - i]
             dA_VE += dlog_VE * step_E[None, :]
 
             # 3g. Input and time step.
@@ -325,11 +337,15 @@ def fits_selective_scan(N: int) -> bool:
     return N <= 32
 
 
-def selective_scan_method(dtype: torch.dtype) -> Method:
+def selective_scan_method(dtype: torch.dtype, negative: bool = False) -> Method:
     """``(c_t h_t + skip u_t) silu(z_t)`` (R, B, T, E) in ``dtype``, h the states of E channels.
+
+    With ``negative``, states decay by 2 exp(step A) - 1.
 
     Tensors: u, z and dt (R, B, T, E), b and c (R, B, T, N), A (R, E, N), skip and bias (R, E).
     """
+
+    settings = {**SCAN, "NEGATIVE": negative}
 
     def forward(*tensors: Tensor) -> tuple[Tensors, Tensors]:
         rows, distances, parameters, sizes = _arguments(tensors)
@@ -338,7 +354,7 @@ def selective_scan_method(dtype: torch.dtype) -> Method:
         grid = _grid(u, sizes)
         y = u.new_empty(u.shape, dtype=dtype)
         states = u.new_empty(R, B, triton.cdiv(T, SCAN["C"]), grid[1], sizes["V"] * sizes["W"])
-        scan_fwd_kernel[grid](*rows, *parameters, y, states, B, T, *distances, **sizes, **SCAN)
+        scan_fwd_kernel[grid](*rows, *parameters, y, states, B, T, *distances, **sizes, **settings)
         return (y,), (states,)
 
     def backward(gradients: Tensors, tensors: Tensors, outputs: Tensors, saved: Tensors) -> Optionals:
@@ -353,7 +369,7 @@ def selective_scan_method(dtype: torch.dtype) -> Method:
         dsums = parameters[0].new_empty(R, B, b.shape[-1] + 2, E)
         inputs = *rows, *parameters, states, gradients[0].contiguous()
         results = du, dz, ddt, dmaps, dsums
-        scan_bwd_kernel[grid](*inputs, *results, B, T, *distances, **sizes, **SCAN, maxnreg=REGISTERS)
+        scan_bwd_kernel[grid](*inputs, *results, B, T, *distances, **sizes, **settings, maxnreg=REGISTERS)
 
         db, dc = group_sum(dmaps).to(b.dtype).unbind(1)
         dA, dskip, dbias = group_sum(dsums).split([b.shape[-1], 1, 1], 1)

@@ -60,16 +60,16 @@ def convolution_case(R: int, B: int, T: int, D: int, taps: int, bias: bool = Tru
     return Case(partial(short_convolution, silu=silu), method, [normal(R, B, T, D, seed=0)], parameters)
 
 
-def selective_case(R: int, B: int, T: int, E: int, N: int) -> Case:
+def selective_case(R: int, B: int, T: int, E: int, N: int, negative: bool = False) -> Case:
     """Steps go through a unit matrix; they and the rates are spread from almost no decay to states that are lost."""
 
     def plain(u: Tensor, z: Tensor, dt: Tensor, b: Tensor, c: Tensor, A: Tensor, *others: Tensor) -> Tensor:
         skip, bias = others
-        return selective_scan(u, z, dt, b, c, A, skip, torch.eye(E, dtype=u.dtype, device=u.device), bias)
+        return selective_scan(u, z, dt, b, c, A, skip, torch.eye(E, dtype=u.dtype, device=u.device), bias, negative)
 
     rows = [normal(R, B, T, E, seed=i) for i in range(3)] + [normal(R, B, T, N, seed=i) for i in (3, 4)]
     parameters = [-(1.5 * normal(R, E, N, seed=5)).exp(), normal(R, E, seed=6), 3 * normal(R, E, seed=7) - 3]
-    return Case(plain, selective_scan_method, rows, parameters)
+    return Case(plain, partial(selective_scan_method, negative=negative), rows, parameters)
 
 
 def diagonal_case(R: int, B: int, T: int, N: int) -> Case:
@@ -94,6 +94,7 @@ SMALL = {
     "selective": selective_case(2, 2, 7, 20, 16),
     "selective-one-position": selective_case(1, 1, 1, 3, 3),
     "selective-two-parts": selective_case(1, 1, 5, 70, 12),
+    "selective-negative": selective_case(2, 2, 7, 20, 16, negative=True),
     "diagonal": diagonal_case(2, 2, 9, 6),
     "diagonal-one-position": diagonal_case(1, 1, 1, 1),
     "diagonal-two-parts": diagonal_case(1, 1, 5, 70),
@@ -106,6 +107,7 @@ LARGE = {
     "selective": partial(selective_case, 3, 16, 100, 256, 16),
     "selective-one-position": partial(selective_case, 3, 1, 1, 256, 16),
     "selective-narrow": partial(selective_case, 1, 5, 63, 40, 5),
+    "selective-negative": partial(selective_case, 3, 16, 100, 256, 16, negative=True),
     "selective-long": partial(selective_case, 1, 2, 1024, 256, 16),
     "diagonal": partial(diagonal_case, 3, 16, 100, 64),
     "diagonal-narrow": partial(diagonal_case, 1, 5, 63, 20),
