@@ -19,8 +19,8 @@ class Mamba(MixerLayer):
     """Selective state-space layer: E channels of N states, whose time steps, inputs and outputs depend on the token.
 
     With ``negative_eigenvalues`` states decay by 2 exp(Δ A) - 1, in (-1, 1), in place of exp(Δ A) (Grazzi et al. 2024,
-    arXiv:2411.12537). The short convolution and the decay of the states distinguish positions. State: E N numbers and the newest inputs of
-    the convolution.
+    arXiv:2411.12537). The short convolution and the decay of the states distinguish positions. State: E N numbers and
+    the newest inputs of the convolution.
 
     Dimensions beside those of ``mixers.base``: E inner width, N states of a channel, K width of the map to the time
     steps.

@@ -83,8 +83,8 @@ class ShortConvolution(nn.Module):
 class MixerLayer(Layer):
     """Pre-norm layer around a sequence mixer: ``u = x + s mix(norm(x))``, then ``u + s mlp(norm(u))``, s = 1/sqrt(L).
 
-    With an MLP of width 0, the layer is ``u``. A subclass defines ``mix`` over a whole sequence. For a step form it also defines ``init_state`` and ``mix_one``,
-    which mixes one position and agrees with ``mix``.
+    With an MLP of width 0, the layer is ``u``. A subclass defines ``mix`` over a whole sequence. For a step form it
+    also defines ``init_state`` and ``mix_one``, which mixes one position and agrees with ``mix``.
     """
 
     def __init__(self, config: Any, shape: Shape) -> None:

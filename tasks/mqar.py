@@ -44,9 +44,10 @@ class MultiQueryRecall(Extrapolation):
 
         - tokens: a vocabulary of 256; theirs has 8,192.
         - sequences: token 0 stands where nothing is asked; theirs has random tokens there (``random_non_queries``),
-          here the option ``random_filler``. ``alpha`` is 0.1; theirs is 0.01 (``power_a``), so that queries come sooner.
+          which is an option here (``random_filler``). ``alpha`` is 0.1; theirs is 0.01 (``power_a``), so that queries
+          come sooner.
         - training: 12,800 sequences of one length with 16 pairs; theirs has 100,000 and more, of several lengths with 4
-          to 64 pairs, each batch of one length; here the option ``mixture``, with sequences that fillers lengthen.
+          to 64 pairs, and batches of one length. Here several lengths are an option (``mixture``), in all batches.
         - left out: several passes over the pairs (``num_passes``).
     """
 

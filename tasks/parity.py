@@ -36,9 +36,10 @@ class Parity(RunningProduct):
     Differs from the reference:
         Delétang et al. 2023, arXiv:2207.02098, "parity check".
 
-        - targets: the parity so far at every position, as in Liu et al. 2023; theirs is asked once, behind the string.
+        - targets: the parity so far at every position, as in Liu et al. 2023; theirs is asked once, behind the string,
+          which is an option here (``last_only``).
         - training: 12,800 strings of 40 bits, each read 200 times; theirs draws new strings of 1 to 40 bits for every
-          batch.
+          batch. Shorter strings are an option here (``min_length``).
         - evaluation: 40, 80 and 160 bits; theirs has lengths up to 500.
     """
 

@@ -2,8 +2,10 @@
 
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from dataclasses import fields
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -141,6 +143,19 @@ def test_the_readme_names_every_page() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     pages = {f"docs/{page.stem}" for page in (ROOT / "docs").glob("*.md")}
     assert pages == {page for page in WORDS if page.startswith("docs/") and f"({page}.md)" in readme}
+
+
+def test_tables_of_other_papers_can_be_trained_and_stand_in_their_page(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "results" / "replications")
+    replicate = import_module("replicate")
+    page = Path(shutil.copy(replicate.PAGE, tmp_path))
+    for table in replicate.TABLES:
+        replicate.main([table, "--list"])
+    monkeypatch.setattr(replicate, "PAGE", page)
+    replicate.main(["page"])
+    assert page.read_text() == (replicate.HERE / page.name).read_text()
 
 
 @pytest.mark.parametrize("page", [*WORDS, "CHANGELOG"])

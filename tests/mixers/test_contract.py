@@ -258,7 +258,7 @@ def test_without_mlp_a_layer_is_one_whose_mlp_gives_nothing(name: str) -> None:
     """In both forms, but where recurrence or memory runs through the MLP."""
     kind, config = MIXERS[name], MIXERS[name].Config()
     if name in ("rt", "feedback-transformer", "transformer-fam", "rmt"):
-        with pytest.raises(ValueError, match="^mlp_width: 0 must be at least 1$"):
+        with pytest.raises(ValueError, match=r"^mlp_width: 0 must be at least 1$"):
             kind(config, replace(SHAPE, mlp_width=0))
         return
     whole, bare = build(name, {}), kind(config, replace(SHAPE, mlp_width=0)).double()

@@ -86,7 +86,8 @@ def test_an_option_may_have_any_class(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("name", "size"), [("width", 0), ("width", "64"), ("mlp_width", 2.0), ("layers", -1)])
 def test_sizes_are_whole_numbers(name: str, size: Any) -> None:
-    with pytest.raises(ValueError, match=f"^{name}: {size!r} must be a whole number of at least {int(name != 'mlp_width')}"):
+    least = 0 if name == "mlp_width" else 1
+    with pytest.raises(ValueError, match=f"^{name}: {size!r} must be a whole number of at least {least}"):
         build("rt", **{name: size})
 
 

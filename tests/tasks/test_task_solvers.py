@@ -57,7 +57,7 @@ def solve(task: Task, batch: Batch) -> list[Answers]:
     answers = [solver(row, task.config, train) for row in batch.inputs_ST.tolist()]
     scored = [np.flatnonzero(scored_T).tolist() for scored_T in batch.scored_ST]
     if getattr(task.config, "random_filler", False):  # which repeats a key by chance
-        answers = [{position: row[position] for position in of_row} for row, of_row in zip(answers, scored, strict=True)]
+        answers = [{at: row[at] for at in asked} for row, asked in zip(answers, scored, strict=True)]
     assert [sorted(row) for row in answers] == scored, "the description tells which positions are scored"
     return answers
 

@@ -16,7 +16,7 @@ from tasks.base import IGNORE
 NO_TARGET: tl.constexpr = tl.constexpr(IGNORE)
 LOGITS = 2048
 """Logits that a program reads at once."""
-MAX_VOCABULARY = 4096
+MAX_VOCABULARY = 8192
 
 
 @triton.jit
