@@ -87,7 +87,7 @@ class Table:
 
 def of_seeds(table: pd.DataFrame, sets: Sequence[str], name: str = "token_accuracy") -> list[float]:
     """Return the mean accuracy over sets of sequences, of each seed."""
-    return table[[f"{of}.{name}" for of in sets]].mean(axis=1).tolist()
+    return [float(y) for y in table[[f"{of}.{name}" for of in sets]].mean(axis=1)]
 
 
 # MAD: DeltaNet's paper. A figure is a mean over all settings of a task, of the point that validation chooses.
@@ -292,8 +292,9 @@ def write_page() -> None:
     """Write the tables between their marks in the page."""
     text = PAGE.read_text(encoding="utf-8")
     for name, made in {"mad-baseline": mad_baseline(), **{name: y.text(name) for name, y in TABLES.items()}}.items():
-        shown = f"<!-- {name} -->\n\n{made}\n\n<!-- end -->"
-        text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _, shown=shown: shown, text, flags=re.DOTALL)
+        head, start, rest = text.partition(f"<!-- {name} -->")
+        _, end, tail = rest.partition("<!-- end -->")
+        text = f"{head}{start}\n\n{made}\n\n{end}{tail}"
     write_atomically(PAGE, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
