@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from rich.table import Table
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mixers.base import Layer
-from mixers.costs import count_flops, count_model, from_short
+from mixers.costs import count_model, from_short, operations
 from mixers.registry import variant_label
 from runners.c4.config import TOKENIZER, Config
 from runners.c4.data.tokenizer import load_tokenizer, vocab_size
@@ -101,25 +100,21 @@ def flops_per_token(config: Config, options: dict[str, Any], vocab_size: int) ->
     layer, layer_config = layer_of(config, options)
 
     def of_module(kind: type[Layer], own: Any, length: int) -> int:
-        with FakeTensorMode():
+        with torch.device("meta"):
             module = kind(kind.plain_config(own), config.shape()).requires_grad_(False)
-            return count_flops(module, length)
+            x_BTD = torch.zeros(1, length, module.shape.width)
+        return operations(module, x_BTD)
 
-    # PyTorch would log a traceback of an operation that fails.
-    torch_log = logging.getLogger(FakeTensorMode.__module__)
-    before, torch_log.disabled = torch_log.disabled, True
     try:
-        operations = 0
+        found = 0
         for (kind, own), equal in groupby(layer.members(layer_config, config.layers)):
             of_one = from_short(kind, own, config.seq_len, partial(of_module, kind, own))
-            operations += len([*equal]) * of_one
-        layers = round(operations / config.seq_len)
+            found += len([*equal]) * of_one
+        layers = round(found / config.seq_len)
     except Exception as error:  # a user's layer may fail in any way, and can still be trained
         layers = 2 * (parameters - tables)
         said = f"{type(error).__name__}: {error}"
         log.warning("operations of %s not counted, two per parameter are assumed: %s", config.mixer, said)
-    finally:
-        torch_log.disabled = before
 
     return 3 * (layers + tables)  # the readout has two for each weight of one of the two tables
 
