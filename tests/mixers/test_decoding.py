@@ -22,7 +22,7 @@ from mixers.ops.kernels import decoding as kernels  # noqa: E402
 from tests.kernel_marks import interpreted  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
-VOCAB, WIDTH = 13, 21
+VOCAB, WIDTH = 13, 9
 WAYS = {
     "rt": (RecurrentTransformer, {}),
     "rt-without-norms": (RecurrentTransformer, {"qk_norm": False, "persistent_norm": False}),
@@ -31,7 +31,7 @@ WAYS = {
 }
 
 
-def build(way: str, width: int = WIDTH, heads: int = 3, layers: int = 2, mlp_width: int = 37) -> LanguageModel:
+def build(way: str, width: int = WIDTH, heads: int = 3, layers: int = 2, mlp_width: int = 11) -> LanguageModel:
     """Return a model with gains that are not 1."""
     layer, options = WAYS[way]
     torch.manual_seed(0)
@@ -82,7 +82,7 @@ def greedy(read: Callable[[Tensor], Tensor], prompt_TB: Tensor, count: int) -> T
 def in_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run kernels on the CPU, with tiles so small that every loop has several iterations."""
     monkeypatch.setattr(operations, "runs_in_kernels", lambda x: True)
-    for tile, size in (("ROW_TILE", 16), ("ROWS_TILE", 64), ("FEW_PAIRS_TILE", 128), ("PAIRS_TILE", 16)):
+    for tile, size in (("ROW_TILE", 8), ("ROWS_TILE", 32), ("FEW_PAIRS_TILE", 64), ("PAIRS_TILE", 8)):
         monkeypatch.setattr(kernels, tile, size)
 
 
