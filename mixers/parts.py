@@ -174,7 +174,8 @@ class HeadNorm(nn.GroupNorm):
 def linear(inputs: int, outputs: int) -> nn.Linear:
     """Return a linear map without bias, weights normal with standard deviation 1/sqrt(inputs)."""
     layer = Linear(inputs, outputs, bias=False)
-    nn.init.normal_(layer.weight, std=inputs**-0.5)
+    if not layer.weight.is_meta:  # there are no numbers to draw, which takes PyTorch a millisecond
+        nn.init.normal_(layer.weight, std=inputs**-0.5)
     return layer
 
 

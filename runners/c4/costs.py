@@ -96,8 +96,8 @@ def flops_per_token(config: Config, options: dict[str, Any], vocab_size: int) ->
     be traced is assumed to take two operations per parameter. Recomputed operations do not count. Arguments and errors
     are those of ``known_figures``.
     """
-    parameters, tables = model_parameters(config, options, vocab_size)
     layer, layer_config = layer_of(config, options)
+    tables = 2 * padded_vocab(vocab_size) * config.shape().width
 
     def of_module(kind: type[Layer], own: Any, length: int) -> int:
         with torch.device("meta"):
@@ -112,7 +112,7 @@ def flops_per_token(config: Config, options: dict[str, Any], vocab_size: int) ->
             found += len([*equal]) * of_one
         layers = round(found / config.seq_len)
     except Exception as error:  # a user's layer may fail in any way, and can still be trained
-        layers = 2 * (parameters - tables)
+        layers = 2 * (model_parameters(config, options, vocab_size)[0] - tables)
         said = f"{type(error).__name__}: {error}"
         log.warning("operations of %s not counted, two per parameter are assumed: %s", config.mixer, said)
 

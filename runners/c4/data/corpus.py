@@ -321,7 +321,7 @@ def bytes_per_token(windows: Windows, seq_len: int, tokenizer: Tokenizer) -> flo
         seq_len: targets per window.
         tokenizer: the tokenizer that made the tokens.
     """
-    together = max(1, PIECE // seq_len)
+    together = max(1, min(PIECE // seq_len, len(windows)))
     size = 0
     for step in range(math.ceil(len(windows) / together)):
         left = len(windows) - step * together  # the last piece goes on with the first windows
