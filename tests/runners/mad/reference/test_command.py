@@ -67,7 +67,7 @@ def test_a_result_whose_largest_rate_is_chosen_gets_larger_ones(
         PRESETS["full"][0], lr=(1e-5, 5e-3), weight_decay=(0.0,), seeds=2, steps=24, evaluations=2, batch_size=16
     )
     few = replace(few, width=16, mlp_width=16, device="cpu")
-    monkeypatch.setitem(PRESETS, "full", (few, {"memorization": {"train_examples": 64}}))
+    monkeypatch.setitem(PRESETS, "full", (few, {"memorization": {"train_examples": 64, "eval_examples": 64}}))
     places = ["--folder", str(tmp_path / "reference"), "--out", str(tmp_path / "out")]
     command.main(["--layers", "lstm", "--tasks", "memorization", *places])
     (row,) = chosen(points(load_rows(tmp_path / "reference", ["full"], [ENTRIES["lstm"]], ["memorization"]))).to_dict(
