@@ -288,7 +288,13 @@ def test_however_a_layer_leaves_it_is_one_line_and_status_2(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "leaving", raising=False)
     with pytest.raises((ValueError, KeyboardInterrupt)):
-        study("leaving:L", "in-context-recall", width=16, out=tmp_path / "out", device="cpu")
+        study(
+            *("leaving:L", "in-context-recall"),
+            task_options={"train_examples": 64, "eval_examples": 30},
+            width=16,
+            out=tmp_path / "out",
+            device="cpu",
+        )
     with pytest.raises(SystemExit) as stop:
         run_command(lambda: mad.main([*COMMAND, "--mixer", "leaving:L", "--out", str(tmp_path / "out")]), "interrupted")
     error = capsys.readouterr().err
