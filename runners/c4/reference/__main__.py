@@ -48,6 +48,7 @@ from runners.c4.distributed import World, world
 from runners.c4.evaluation.evaluate import RecallSplit, split_recall, windows_together
 from runners.c4.evaluation.gradients import SEQUENCES, sizes_by_distance
 from runners.c4.loop import RunError
+from runners.c4.model import layer_of
 from runners.c4.pretraining import check_layer, check_memory, checked_options, corpus_of
 from runners.c4.progress import Progress
 from runners.c4.reference.rows import EXPERIMENTS, SEEDS, Place, open_places
@@ -174,6 +175,7 @@ def check_files(models: Sequence[Model]) -> None:
         expected = settings_of(model.config, model.options)
         for record in model.records():
             known = {**vars(record), "settings": {n: record.settings.get(n) for n in expected["settings"]}}
+            known["mixer_config"] = vars(layer_of(model.config, {})[1]) | record.mixer_config  # older than a switch
             if record.task_config["name"] != corpus:
                 raise ValueError(f"{model.file} is of another text: give yours a --folder of its own")
             if any(known[name] != value for name, value in expected.items()):

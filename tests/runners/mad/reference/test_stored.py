@@ -38,15 +38,15 @@ def test_every_result_is_of_the_whole_protocol(preset: ReferencePreset) -> None:
     for row in found.to_dict("records"):
         entry, config = ENTRIES[row["layer"]], PUBLISHED[row["task"]].Config()
         assert (row["mixer"], row["layers"], row["preset"]) == (entry.mixer, entry.layers, preset)
-        defaults = find_mixer(entry.mixer).Config()
-        assert row["mixer_config"] == json.loads(json.dumps(vars(defaults) | {**entry.options}))
+        defaults = vars(find_mixer(entry.mixer).Config())  # without a switch that is younger than the result
+        assert json.dumps(defaults | row["mixer_config"]) == json.dumps(defaults | {**entry.options})
         rates = LRS[preset] + FURTHER * ((FURTHER[0], 0.0) in row["grid"])
         assert row["grid"] == tuple((lr, decay) for lr in rates for decay in DECAYS[preset])
         assert preset == "quick" or row["edge"] != "largest" or row["lr"] == FURTHER[-1]
         assert row["seeds"] == [*range(SEEDS[preset])]
         assert 0 <= row["test.sequence_accuracy"] <= row["test.token_accuracy"] <= 1
         if preset == "full":
-            assert row["task_config"] == json.loads(json.dumps(vars(config)))
+            assert json.dumps(vars(config) | row["task_config"]) == json.dumps(vars(config))
             assert (row["steps"], row["width"]) == (200 * -(-config.train_examples // 128), 128)
         else:
             assert (row["steps"], row["width"], row["batch_size"]) == (1000, 64, 16)
