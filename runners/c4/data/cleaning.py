@@ -15,7 +15,7 @@ hashing finds candidates, which are then compared exactly. A pair at the thresho
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -76,39 +76,53 @@ def read_text(file: Path) -> str | None:
     return prose
 
 
-def clean_documents(files: Sequence[Path]) -> dict[Split, list[str]]:
-    """Return the English prose of files, each document and paragraph once; whole documents are validation data.
+def clean_documents(manuals: Mapping[Path, Path]) -> dict[Split, list[str]]:
+    """Return the English prose of files, each document and paragraph once; whole manuals are validation data.
 
     Print how many files were left out, and why. No validation document is a near-duplicate of a training document,
-    because all near-duplicates are removed. The choice of the validation documents depends only on the texts.
+    because all near-duplicates are removed. Pages of one manual resemble each other in other ways, too, so manuals are
+    held out as a whole, as long as they are small enough; if none is, single documents are. The documents of both
+    splits are in a random order that depends only on the texts.
+
+    Args:
+        manuals: the files, each with its manual.
 
     Raises:
         ValueError: fewer than two documents are left.
     """
-    texts: list[str] = []
+    manual_of: dict[str, Path] = {}
     left_out: Counter[str] = Counter()
-    for file in bar(files, "reading texts"):
+    for file in bar(manuals, "reading texts"):
         text = read_text(file)
         prose = "\n\n".join(filter(is_prose, PARAGRAPHS.split(text or "")))
         if reason := "not in UTF-8" if text is None else fault_of(prose):
             left_out[reason] += 1
         else:
-            texts.append(prose)
+            manual_of.setdefault(prose, manuals[file])
 
     # Remove near-duplicates first, so that their paragraphs do not count as repeated, and once more at the end, because
     # documents may resemble each other only without repeated paragraphs.
-    unique = without_near_duplicates(texts)
-    shortened = [text for text in without_repeats(unique) if not fault_of(text)]
-    documents = without_near_duplicates(shortened)
+    unique = without_near_duplicates([*manual_of])
+    pairs = zip(unique, without_repeats(unique), strict=True)
+    shortened = {short: manual_of[text] for text, short in pairs if not fault_of(short)}
+    documents = sorted(without_near_duplicates([*shortened]), key=digest_of)
     left_out["too little without repeated paragraphs"] = len(unique) - len(shortened)
-    left_out["a near-duplicate"] = len(texts) - len(unique) + len(shortened) - len(documents)
+    left_out["a near-duplicate"] = len(manuals) - len(documents) - left_out.total()
 
     reasons = [f"{count:,} {reason}" for reason, count in left_out.most_common() if count]
-    print("; ".join([f"{len(documents):,} of {len(files):,} files kept", *reasons]))
+    print("; ".join([f"{len(documents):,} of {len(manuals):,} files kept", *reasons]))
     if len(documents) < 2:
         raise ValueError("too few documents are left for two splits: name more texts, or leave --clean out")
 
-    validation = sorted(documents, key=digest_of)[: max(1, len(documents) // HELD_OUT)]
+    # Hold out manuals in a random order, each if it still fits.
+    pages_of: dict[Path, list[str]] = defaultdict(list)
+    for text in documents:
+        pages_of[shortened[text]].append(text)
+    most = max(1, len(documents) // HELD_OUT)
+    validation: list[str] = []
+    for pages in pages_of.values():
+        validation += pages if len(validation) + len(pages) <= most else []
+    validation = validation or documents[:most]
     held_out = set(validation)
     return {"train": [text for text in documents if text not in held_out], "validation": validation}
 
@@ -168,8 +182,8 @@ def shingles_of(document: str) -> NDArray[np.uint32]:
     padded = np.array(words + [0] * (SHINGLE - len(words)), np.uint64)
 
     # The upper half of a weighted sum of 64 bits is the hash.
-    shingles = np.lib.stride_tricks.sliding_window_view(padded, SHINGLE)
-    sums = (shingles * _multipliers(SHINGLE)).sum(axis=1, dtype=np.uint64)
+    ends = len(padded) - SHINGLE + 1
+    sums = sum(padded[i : ends + i] * factor for i, factor in enumerate(_multipliers(SHINGLE)))
     return np.unique((sums >> np.uint64(32)).astype(np.uint32))
 
 

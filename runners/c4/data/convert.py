@@ -6,8 +6,9 @@
 
 The first nine tenths of each text are training data, and the last tenth is validation data, both in random order, so
 that a run reads texts of all folders first. With ``--clean``, each file is one document. Text that is not English prose
-and text that repeats an earlier document are left out, and whole documents become validation data. HTML files need the
-extra ``html``, and only their prose is read. The tokenizer is a byte-level BPE that is trained on the training data; it
+and text that repeats an earlier document are left out, and whole manuals become validation data: folders that lie
+directly in a named folder, as long as they are small enough, or else single documents. HTML files need the extra
+``html``, and only their prose is read. The tokenizer is a byte-level BPE that is trained on the training data; it
 encodes any text without loss.
 """
 
@@ -17,7 +18,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,7 @@ class Options:
         folder: folder to write, which must not exist.
         texts: text files in UTF-8, and folders of .txt, .md, .markdown, .rst and .html files; hidden files and folders
             in a folder are skipped.
-        clean: keep only English prose, each document and paragraph once, and hold out whole documents for validation.
+        clean: keep only English prose, each document and paragraph once, and hold out whole manuals for validation.
         vocabulary: largest number of tokens of the tokenizer; a small text yields fewer.
     """
 
@@ -104,15 +105,16 @@ def convert(
     return tokens
 
 
-def find_texts(names: Sequence[Path]) -> list[Path]:
-    """Return the files among ``names`` and the texts in the folders among them, without hidden ones.
+def find_texts(names: Sequence[Path]) -> dict[Path, Path]:
+    """Return the files among ``names`` and the texts in the folders among them, without hidden ones, and their manuals.
 
-    A file that is found under several names, also through symbolic links, is returned once, under the first.
+    A file that is found under several names, also through symbolic links, is returned once, under the first. A folder
+    that lies directly in a folder among ``names`` is the manual of all files below it. Other files are their own.
 
     Raises:
         ValueError: there is no such file or folder, or no text in a folder.
     """
-    first: dict[Path, Path] = {}
+    first: dict[Path, tuple[Path, Path]] = {}
     for name in names:
         files = [name] if name.is_file() else []
         for parent, folders, inside in os.walk(name):
@@ -122,11 +124,11 @@ def find_texts(names: Sequence[Path]) -> list[Path]:
         if not files:
             raise ValueError(f"no file {name}, nor a folder with {', '.join(f'*{ending}' for ending in ENDINGS)}")
         for file in sorted(files):
-            first.setdefault(file.resolve(), file)
-    return list(first.values())
+            first.setdefault(file.resolve(), (file, name.joinpath(*file.relative_to(name).parts[:1])))
+    return dict(first.values())
 
 
-def divided_texts(files: Sequence[Path]) -> dict[Split, list[str]]:
+def divided_texts(files: Iterable[Path]) -> dict[Split, list[str]]:
     """Return the first nine tenths of each text as training data, and the last tenths as validation data.
 
     Both are in an order that depends on the texts alone, as a shuffled corpus is: short runs read the first of them.

@@ -5,7 +5,7 @@ import pickle
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -507,25 +507,6 @@ class OfOneSeed(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return x_BTD @ self.w
-
-
-class Named(Transformer):
-    growth_period = Transformer.growth_period  # or 1,024 steps would tell it
-
-    @dataclass(frozen=True, kw_only=True)
-    class Config(Transformer.Config):
-        text: str = ""
-
-
-def test_options_that_are_long_or_look_like_formulas_are_no_obstacle(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(L=Named))
-    text = r"$\frac{a$ _^" + "é" * 300
-    more = ["--mixer.heads", "2", "--mixer.text", text, "--lr", "1e-3", "--out", str(tmp_path)]
-    mad.main([*COMMAND, "--mixer", "layers_of_others:L", *more])
-    assert "\nchart: " in capsys.readouterr().out
-    assert len([*tmp_path.glob("studies/*/diagnosis.png")]) == 1
 
 
 @pytest.mark.usefixtures("undrawn")
