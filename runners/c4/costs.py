@@ -162,7 +162,7 @@ def time_of_run(config: Config, options: dict[str, Any], device: torch.device) -
     vocab_size = vocabulary(config)
     step = config.batch_size * config.seq_len * flops_per_token(config, options, vocab_size)
     if device.type == "cpu" and step > LARGEST:
-        return "a step takes minutes on this CPU"
+        return "minutes for each step on this CPU"
 
     gc.collect()  # the CUDA graphs of a model before hold their memory in cycles of references
     torch.manual_seed(config.seed)

@@ -139,7 +139,7 @@ def test_a_dry_run_needs_no_data_and_counts_each_layer(
 ) -> None:
     command.main(["--layers", "6", "--dry-run"])
     out = capsys.readouterr().out
-    for word in ("parameters", "FLOPs", "tokens", "GiB", "a step takes minutes on this CPU"):
+    for word in ("parameters", "FLOPs", "tokens", "GiB", "a run takes minutes for each step on this CPU"):
         assert word in out
     assert "search" not in out
 
