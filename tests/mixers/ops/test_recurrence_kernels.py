@@ -174,18 +174,24 @@ def test_a_run_is_the_same_in_company() -> None:
 @pytest.mark.parametrize("shape", [(3, 5, 63, 4), (1, 2, 100, 3), (2, 1, 300, 1)], ids=str)
 @pytest.mark.parametrize("scale", [1, 4, 8])
 def test_float32(kind: str, shape: tuple[int, int, int, int], scale: int) -> None:
+    """Gradients of decays are running sums over all pairs: their rounding grows with the pairs of a position."""
     tensors = draw(KINDS[kind], *shape, scale)
-    assert max(errors(results(tensors, torch.float32), results(tensors, None))) <= 1e-5
+    tolerance = 1e-5 * max(1, KINDS[kind].pairs)
+    assert max(errors(results(tensors, torch.float32), results(tensors, None))) <= tolerance
 
 
 @pytest.mark.gpu
 @on_gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_rounds_rows_alone(kind: str) -> None:
-    """Inputs that bfloat16 holds exactly: what is left is the rounding of outputs and of gradients, 2^-9 each."""
+    """Inputs that bfloat16 holds exactly: what is left is the rounding of outputs and of gradients, 2^-9 each.
+
+    By the delta rule what is written to the state is a row in memory too, and is rounded once more.
+    """
     tensors = draw(KINDS[kind], 2, 5, 100, 4, 4)
     tensors = [None if y is None else y.bfloat16().double() for y in tensors]
-    assert max(errors(results(tensors, torch.bfloat16), results(tensors, None))) <= 2**-8
+    roundings = 3 if KINDS[kind].pairs else 2
+    assert max(errors(results(tensors, torch.bfloat16), results(tensors, None))) <= roundings * 2**-9
 
 
 @pytest.mark.gpu
