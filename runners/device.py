@@ -4,6 +4,8 @@ import ctypes
 import os
 import platform
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -12,6 +14,8 @@ from mixers.origin import origin
 
 OF_MEMORY = re.compile("out of memory|can't allocate memory|can't start new thread|could not create a primitive")
 """In messages of errors that a lack of memory causes, where their type does not tell."""
+MOST_PROCESSES = 8
+"""Processes that share a CPU at most; each takes about a gigabyte."""
 
 
 def find_devices(name: str) -> list[torch.device]:
@@ -28,6 +32,30 @@ def find_devices(name: str) -> list[torch.device]:
     if name == "cpu" or not torch.cuda.is_available():
         return [torch.device("cpu")]
     return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+
+
+def find_places(name: str, independent: bool) -> list[torch.device]:
+    """Return the devices of processes that share work: each GPU once; the CPU once, or for each core if that is better.
+
+    Args:
+        name: as ``find_devices`` takes it.
+        independent: whether the parts of the work are, and many; then one thread for each is faster than several.
+    """
+    devices = find_devices(name)
+    shares = independent and devices[0].type == "cpu"
+    return devices * min(MOST_PROCESSES, torch.get_num_threads()) if shares else devices
+
+
+@contextmanager
+def shared_threads(places: Sequence[torch.device]) -> Iterator[None]:
+    """Let PyTorch use a process's share of the CPU's cores, if the processes in these places share them."""
+    threads = torch.get_num_threads()
+    if places[0].type == "cpu":
+        torch.set_num_threads(max(1, threads // len(places)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def device_name(device: torch.device) -> str:

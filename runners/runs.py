@@ -10,15 +10,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from rich.console import Console
 
 from runners.files import clear_leftovers
 from runners.records import RECORD
 
 LOCK = ".lock"
 """Name of the file that a process locks while it trains the run of a folder."""
-OLDER = ("studies.journal", "runs/*/config.json", "c4/*/result.json")
-"""Files of older versions in a results folder."""
 
 
 def is_finished(folder: Path) -> bool:
@@ -62,10 +59,3 @@ def claimed(folders: Sequence[Path], most: int = 1) -> Iterator[list[Path]]:
             clear_leftovers(folder)
             mine.append(folder)
         yield mine
-
-
-def name_older(out: Path, console: Console) -> None:
-    """Print a line if a results folder has results of older versions, which are neither read nor changed."""
-    if found := [pattern for pattern in OLDER if any(out.glob(pattern))]:
-        said = f"has results of an older version ({', '.join(found)}), which stay as they are and are not read"
-        console.print(f"{out} {said}", soft_wrap=True)

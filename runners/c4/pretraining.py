@@ -37,7 +37,6 @@ from runners.ending import exits_are_errors
 from runners.options import applicable, from_keywords
 from runners.progress import open_console
 from runners.records import Record, read_all
-from runners.runs import name_older
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +194,6 @@ def train_config(config: Config, options: dict[str, Any], here: World, console: 
     require_shared(config.out, here)
     if here.is_first:
         config.log_in()
-    name_older(config.out, console)
     corpus = corpus_of(config, console)
 
     # Training.

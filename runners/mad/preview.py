@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mixers.base import Shape
-from runners.device import find_devices
+from runners.device import find_devices, find_places, shared_threads
 from runners.mad.chosen import missing_runs, runs_of, saved_step
 from runners.mad.experiment import Experiment, LayerChoice
 from runners.mad.options import START, Options
@@ -92,7 +92,7 @@ def print_plan(experiments: Sequence[Experiment], options: Options, console: Con
 
 
 def print_duration(experiments: Sequence[Experiment], options: Options, console: Console) -> None:
-    """Print how long whole profiles take at most: the time of a few steps of each layer, and of drawing a few data.
+    """Print how long whole profiles take at most: by a few steps of each layer.
 
     They are those of the third rung of medium length, and of the rungs with the longest sequences and with the largest
     vocabulary. Between them the time of a position grows with both.
@@ -104,8 +104,8 @@ def print_duration(experiments: Sequence[Experiment], options: Options, console:
     for experiment in experiments:
         layers.setdefault((experiment.label, experiment.shape), []).append(experiment)
 
-    seconds = drawing = 0.0
-    with console.status("timing steps"):
+    seconds, places = 0.0, find_places(options.device, independent=True)
+    with console.status("timing steps"), shared_threads(places):
         for ladders in layers.values():
             sizes = [(e.task_config.train_length, getattr(e.task_config, "vocab_size", 0)) for e in ladders]
             starts = sorted((size[0], n) for n, size in enumerate(sizes) if ladders[n].rung == START)
@@ -114,12 +114,7 @@ def print_duration(experiments: Sequence[Experiment], options: Options, console:
             rates = {}
             for n in dict.fromkeys((middle, *ends)):
                 few = replace(ladders[n].task_config, train_examples=max(BLOCK, options.batch_size))
-                began = time.monotonic()
                 timed = replace(ladders[n], task_config=few)
-                assert timed.fingerprint
-                drawing = drawing or (time.monotonic() - began) / (
-                    few.train_length * (few.train_examples + 2 * few.eval_examples)
-                )
                 rates[n] = seconds_left(timed, seeds, options) / len(seeds) / few.train_length
             for e, size in zip(ladders, sizes, strict=True):
                 more = (
@@ -128,10 +123,9 @@ def print_duration(experiments: Sequence[Experiment], options: Options, console:
                 )
                 rate = rates[middle] + sum(more)
                 seconds += rate * size[0] * len(runs_of(e, options) if e.rung == START else seeds)
-        drawn = {(e.task, e.rung): e.task_config.train_length * e.task_config.train_examples for e in experiments}
-        seconds += drawing * sum(drawn.values())
+    longest = spell(seconds * len({*places}) / len(places))
     shorter = "rungs at the ceiling end early, rungs beyond reach are not trained, and what is finished is not repeated"
-    console.print(f"a whole profile takes at most about {spell(seconds)} here; {shorter}", soft_wrap=True)
+    console.print(f"a whole profile takes at most about {longest} here; {shorter}", soft_wrap=True)
 
 
 def seconds_left(experiment: Experiment, runs: Sequence[Run], options: Options) -> float:

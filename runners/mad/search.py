@@ -10,7 +10,8 @@ For each experiment:
 5. If nothing is left to claim, the process waits for those of others.
 6. The test split is read for the chosen point (``runners.mad.chosen``).
 
-On several GPUs, a process for each trains what it can claim. Nothing passes between processes but the folders.
+On several GPUs, a process for each trains what it can claim. So it is with several cores and the ladders of a profile,
+which are independent. Nothing passes between processes but the folders.
 """
 
 import math
@@ -37,7 +38,7 @@ from optuna.storages import BaseStorage
 from rich.console import Console
 
 from mixers.costs import costs
-from runners.device import device_name, find_devices, ran_out_of_memory
+from runners.device import device_name, find_devices, find_places, ran_out_of_memory, shared_threads
 from runners.ending import exits_are_errors
 from runners.files import DamagedFileError, save_tensors
 from runners.interrupt import INTERRUPTED, StoppedError
@@ -65,7 +66,7 @@ from runners.mad.training.loop import CurvePoint, train
 from runners.mad.training.protocol import Run
 from runners.progress import open_console
 from runners.records import Columns, Record, commit, read_all, table_of, versions, write
-from runners.runs import claimed, name_older
+from runners.runs import claimed
 from runners.search import Outcome, ask, catch_up, naming_storage, open_storage, open_study, report, tell
 
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -95,24 +96,20 @@ def train_studies(experiments: Sequence[Experiment], options: Options, console: 
         OSError: a file cannot be written.
         StoppedError: SIGINT or SIGTERM has come, and checkpoints are written.
     """
-    devices = find_devices(options.device)[: len(experiments) * len(options.runs)]
+    places = find_places(options.device, options.preset == "profile")[: len(experiments) * len(options.runs)]
     storage = open_storage(options.place)
-    name_older(options.out, console)
-    helping = on_other_gpus(devices, experiments, options)
-    with naming_storage(options.place), Display(console, options) as display, helping:
-        for experiment in experiments:
+    helping = in_other_processes(places, experiments, options)
+    with naming_storage(options.place), Display(console, options) as display, helping, shared_threads(places):
+        worker = Worker(options, places, places[0], storage, display)
+        for n, experiment in enumerate(experiments):
             if not runs_of(experiment, options):
                 continue  # a rung that others decide
-            search = Search(experiment, options, devices, devices[0], storage, display)
             while missing := missing_runs(experiment, options):
-                with search.claim(missing) as ensembles:
-                    for runs, waiting in ensembles:
-                        search.train_ensemble(runs, waiting)
-                if not ensembles:
+                if not worker.train_some(experiments[n:]):
                     display.waiting(len(missing))
                     time.sleep(SECONDS_BETWEEN_LOOKS)
             display.remove_bar()
-            table = search.evaluate_chosen()
+            table = worker.search(experiment).evaluate_chosen()
             display.chosen(experiment, table)
             yield experiment, table
 
@@ -198,7 +195,8 @@ class Search:
         """
         self.experiment, self.options, self.device, self.display = experiment, options, device, display
         self.folder = experiment.folder(options.out)
-        share = math.ceil(len(runs_of(experiment, options)) / len(devices))
+        # The ladders of a profile are enough work for all processes.
+        share = math.ceil(len(runs_of(experiment, options)) / (1 if options.preset == "profile" else len(devices)))
         self.limit = experiment.runs_at_once(min(options.together, share), device)
 
         # A parameter with one value has no importance; where another one varies, the dashboard has a study of its own.
@@ -341,11 +339,53 @@ class Search:
         )
 
 
+class Worker:
+    """Trains what it can claim on one device, whichever study it belongs to.
+
+    Args:
+        options: the grid, and where and how it is trained.
+        places: devices of all processes.
+        device: that of this one.
+        storage: Optuna's storage.
+        display: told what happens.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        places: Sequence[torch.device],
+        device: torch.device,
+        storage: BaseStorage,
+        display: Display,
+    ) -> None:
+        self.options, self.places, self.device, self.storage, self.display = options, places, device, storage, display
+        self._searches: dict[str, Search] = {}
+
+    def search(self, experiment: Experiment) -> Search:
+        """Return the search of an experiment, opened at its first use."""
+        if experiment.name not in self._searches:
+            self._searches[experiment.name] = Search(
+                experiment, self.options, self.places, self.device, self.storage, self.display
+            )
+        return self._searches[experiment.name]
+
+    def train_some(self, experiments: Sequence[Experiment]) -> bool:
+        """Train runs of the first experiment that has some that no other process trains; return whether one had."""
+        for experiment in experiments:
+            if missing := missing_runs(experiment, self.options):
+                with (search := self.search(experiment)).claim(missing) as ensembles:
+                    for runs, waiting in ensembles:
+                        search.train_ensemble(runs, waiting)
+                if ensembles:
+                    return True
+        return False
+
+
 @contextmanager
-def on_other_gpus(
-    devices: Sequence[torch.device], experiments: Sequence[Experiment], options: Options
+def in_other_processes(
+    places: Sequence[torch.device], experiments: Sequence[Experiment], options: Options
 ) -> Iterator[None]:
-    """Let a process on each device but the first train what it can claim, until all is finished or this one ends.
+    """Let a process in each place but the first train what it can claim, until all is finished or this one ends.
 
     Classes of a notebook or a program are known to this process alone.
     """
@@ -354,8 +394,8 @@ def on_other_gpus(
     if not only_here and any(missing_runs(experiment, options) for experiment in experiments):
         context = multiprocessing.get_context("spawn")
         bare = [replace(experiment) for experiment in experiments]  # without their data
-        for device in devices[1:]:
-            processes.append(context.Process(target=help_out, args=(device, devices, bare, options), daemon=True))
+        for device in places[1:]:
+            processes.append(context.Process(target=help_out, args=(device, places, bare, options), daemon=True))
             processes[-1].start()
     try:
         yield
@@ -367,7 +407,7 @@ def on_other_gpus(
 
 
 def help_out(
-    device: torch.device, devices: Sequence[torch.device], experiments: Sequence[Experiment], options: Options
+    device: torch.device, places: Sequence[torch.device], experiments: Sequence[Experiment], options: Options
 ) -> None:
     """Train what other processes leave, in silence; after an error, its runs are left to the other processes."""
     parent = multiprocessing.parent_process()
@@ -381,21 +421,11 @@ def help_out(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
-        storage = open_storage(options.place)
-        with Display(open_console(quiet=True), options) as display:
-            searches: dict[str, Search] = {}
-            left = True
-            while left:
-                left = False
-                for experiment in experiments:
-                    if missing := missing_runs(experiment, options):
-                        left = True
-                        if (name := experiment.name) not in searches:
-                            searches[name] = Search(experiment, options, devices, device, storage, display)
-                        with searches[name].claim(missing) as ensembles:
-                            for runs, waiting in ensembles:
-                                searches[name].train_ensemble(runs, waiting)
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+        with Display(open_console(quiet=True), options) as display, shared_threads(places):
+            worker = Worker(options, places, device, open_storage(options.place), display)
+            while any(missing_runs(experiment, options) for experiment in experiments):
+                if not worker.train_some(experiments):
+                    time.sleep(SECONDS_BETWEEN_LOOKS)
     except (StoppedError, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except Exception as error:

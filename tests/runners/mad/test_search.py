@@ -261,15 +261,6 @@ def test_optuna_is_told_again_of_what_its_storage_has_lost(tmp_path: Path, start
     assert len(started) == 1
 
 
-def test_results_of_an_older_version_are_named_and_left(tmp_path: Path) -> None:
-    (tmp_path / "studies.journal").write_text("old")
-    text = io.StringIO()
-    options = replace(OPTIONS, out=tmp_path, lr=(1e-3,), weight_decay=(0.0,))
-    [*search.train_studies([experiment()], options, Console(file=text, width=200))]
-    assert "has results of an older version (studies.journal), which stay as they are" in text.getvalue()
-    assert (tmp_path / "studies.journal").read_text() == "old"
-
-
 # Several processes.
 
 
@@ -325,7 +316,7 @@ def run_on_two_devices(arguments: Sequence[str], output: Path) -> None:
     """Body of a process: the program, whose second device has a process of its own, here a fork of this one."""
     context = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda kind: context  # type: ignore[assignment]
-    search.find_devices = lambda name: [torch.device("cpu")] * 2
+    search.find_places = lambda name, independent: [torch.device("cpu")] * 2
     progress.SECONDS_TO_FIRST_LINE = 0.0
     train_undiagnosed(arguments, output)
 
