@@ -20,7 +20,7 @@ normed row and ``r`` the reciprocal of its root mean square. Gains of norms are 
 the gain of keys into that of queries. Logits are kept in units of log2.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +36,7 @@ from mixers.feedback.kernels import (
     query_bwd_kernel,
     query_norm_bwd_kernel,
 )
-from mixers.ops.method import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Recipe, Tensors
 from mixers.rt.past_kernels import past_bwd_kernel
 from mixers.rt.wavefront.backward_kernels import add_norm_bwd_kernel, gelu_bwd_kernel
 from mixers.rt.wavefront.forward_kernels import add_norm_fwd_kernel, gelu_fwd_kernel, pair_fwd_kernel
@@ -118,7 +118,11 @@ def stack_method(setting: Setting) -> Method:
         dx_RBTD, dweights = _Backward(dz_RBTD, StackWeights(*weights), setting, _Kept(*saved)).run()
         return dx_RBTD, *dweights
 
-    return Method(forward, backward, label="feedback transformer")
+    def make(slopes_H: Tensor) -> Method:
+        return stack_method(replace(setting, slopes_H=slopes_H))
+
+    key = "feedback transformer", setting.scale, setting.dtype
+    return Method(forward, backward, label="feedback transformer", recipe=Recipe(key, (setting.slopes_H,), make))
 
 
 class _Kept(NamedTuple):

@@ -1,0 +1,136 @@
+"""Replays of operations that consist of thousands of small launches, as CUDA graphs.
+
+Launching takes Python longer than it takes the GPU to compute. So the fourth pass over tensors of the same shapes is
+captured, and later ones are replayed. A graph has copies of its tensors: a replay copies the caller's tensors in and
+the results out. So the results are the caller's own, shapes may alternate, and a layer may be called several times
+before its backward pass, with other inputs and weights.
+
+The memory of a graph is that of its copies and results; what lies between is shared by all graphs of a GPU. A caller
+who captures a graph himself gets the launches, in place of a replay.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+
+from mixers.ops.ahead import skips_launches
+from mixers.ops.method import Method, Optionals, Tensors
+
+PASSES = 3
+"""Passes over tensors of the same shapes that are launched before one is captured: warm-ups of graphs have as many."""
+SHAPES = 32
+"""Passes that are remembered for each GPU by their shapes, those that ran last; forward and backward count as two."""
+Function = Callable[[Sequence[Any]], Optionals]
+
+
+def replayed_forward(method: Method, tensors: Optionals) -> tuple[Tensors, Tensors]:
+    """Return ``method.forward(*tensors)``."""
+
+    def forward(made: Method, tensors: Sequence[Any]) -> Sequence[Tensor | None]:
+        outputs, saved = made.forward(*tensors)
+        return *outputs, *saved
+
+    results: Any = _run("forward", method, forward, tensors)
+    return tuple(results[: method.outputs]), tuple(results[method.outputs :])
+
+
+def replayed_backward(
+    method: Method, gradients: Tensors, tensors: Optionals, outputs: Tensors, saved: Tensors
+) -> Optionals:
+    """Return ``method.backward(gradients, tensors, outputs, saved)``."""
+    ends = [len(gradients), len(gradients) + len(tensors), len(gradients) + len(tensors) + len(outputs)]
+
+    def backward(made: Method, given: Sequence[Any]) -> Optionals:
+        parts = given[: ends[0]], given[ends[0] : ends[1]], given[ends[1] : ends[2]], given[ends[2] :]
+        return made.backward(*map(tuple, parts))
+
+    return _run(f"backward {ends}", method, backward, (*gradients, *tensors, *outputs, *saved))
+
+
+def _run(name: str, method: Method, run: Callable[[Method, Sequence[Any]], Optionals], tensors: Optionals) -> Optionals:
+    """Return ``run(method, tensors)``, launched or replayed."""
+    assert method.recipe is not None
+    key, constants, make = method.recipe
+    device = constants[0].device
+    if device.type != "cuda" or isinstance(tensors[0], FakeTensor) or skips_launches():
+        return run(method, tensors)
+    if torch.cuda.is_current_stream_capturing():
+        return run(method, tensors)
+
+    def function(given: Sequence[Any]) -> Optionals:
+        return run(make(*given[: len(constants)]), given[len(constants) :])
+
+    with torch.cuda.device(device):
+        return _replays(device).run((name, key), function, (*constants, *tensors))
+
+
+class Replays:
+    """Graphs of one GPU, by what they compute and the shapes of its tensors.
+
+    Args:
+        capture: captures a function of tensors, and returns one of other tensors of the same shapes.
+    """
+
+    def __init__(self, capture: Callable[[Function, Optionals], Function]) -> None:
+        self.capture = capture
+        self._known: dict[Hashable, int | Function] = {}
+
+    def run(self, name: Hashable, function: Function, given: Optionals) -> Optionals:
+        """Return ``function(given)``.
+
+        Args:
+            name: functions of equal names compute the same of tensors of the same shapes.
+            function: what to compute; it launches kernels alone, and reads no value of a tensor.
+            given: its tensors.
+        """
+        key = name, tuple(None if y is None else (y.shape, y.dtype) for y in given)
+        known = self._known.pop(key, 0)
+        if isinstance(known, int):
+            known = known + 1 if known < PASSES else self.capture(function, given)
+        self._known[key] = known  # the one used last
+        if len(self._known) > SHAPES:
+            del self._known[next(iter(self._known))]
+        return function(given) if isinstance(known, int) else known(given)
+
+
+class Graph:
+    """A captured function, which computes the same of other tensors of the same shapes.
+
+    Args:
+        function: what is captured.
+        given: its tensors.
+    """
+
+    def __init__(self, function: Function, given: Optionals) -> None:
+        self.given = [y if y is None else y.detach().clone() for y in given]
+        self.graph = torch.cuda.CUDAGraph()
+        pool, self.done = _shared(torch.cuda.current_device())
+        with torch.no_grad(), torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+            self.results = [*function(self.given)]
+
+    def __call__(self, given: Optionals) -> Optionals:
+        """Return the results, which share no memory with the graph."""
+        stream = torch.cuda.current_stream()
+        stream.wait_event(self.done)
+        pairs = [(own, y) for own, y in zip(self.given, given, strict=True) if own is not None and y is not None]
+        torch._foreach_copy_([own for own, _ in pairs], [y.detach() for _, y in pairs])
+        self.graph.replay()
+        returned = {id(own): y for own, y in pairs}
+        results = [returned[id(y)] if id(y) in returned else y if y is None else y.clone() for y in self.results]
+        self.done.record(stream)
+        return results
+
+
+@cache
+def _replays(device: torch.device) -> Replays:
+    return Replays(Graph)
+
+
+@cache
+def _shared(device: int) -> tuple[Any, torch.cuda.Event]:
+    """Return what all graphs of a GPU share: memory, and the event behind their last replay, on whichever stream."""
+    return torch.cuda.graph_pool_handle(), torch.cuda.Event()

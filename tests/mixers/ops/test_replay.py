@@ -1,0 +1,92 @@
+"""Replays of operations as CUDA graphs: a training with them is that without them, bit by bit."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mixers.ops import replay
+from mixers.registry import build
+from tests.kernel_marks import on_gpu
+
+
+def test_the_fourth_pass_over_a_shape_is_captured_and_the_shapes_used_last_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    captured: list[int] = []
+
+    def capture(function: replay.Function, given: Sequence[Any]) -> replay.Function:
+        captured.append(len(given[0]))
+        return lambda given: [-1 * given[0]]
+
+    monkeypatch.setattr(replay, "SHAPES", 2)
+    replays = replay.Replays(capture)
+
+    def passes(name: str, length: int, count: int) -> list[float]:
+        results = [replays.run(name, lambda given: [2 * given[0]], [torch.ones(length), None]) for _ in range(count)]
+        return [float(y[0]) for (y,) in results if y is not None]
+
+    assert passes("a", 3, 5) == [2, 2, 2, -1, -1]
+    assert passes("a", 4, 2) == [2, 2]
+    assert passes("b", 3, 1) == [2]  # in place of the first one
+    assert passes("a", 4, 3) == [2, -1, -1]
+    assert passes("a", 3, 1) == [2]
+    assert captured == [3, 4]
+
+
+def trained(name: str, checkpointed: bool) -> list[Tensor]:
+    """Train a small model with two lengths, two backward passes a step and evaluations; return all that it computes."""
+    torch.manual_seed(0)
+    layers = [build(name, width=256, heads=8, mlp_width=512).cuda() for _ in range(2)]
+    optimizer = torch.optim.AdamW(nn.ModuleList(layers).parameters(), lr=1e-3)
+    found = []
+
+    def run(x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            for layer in layers:
+                x = checkpoint(layer, x, use_reentrant=False) if checkpointed else layer(x)
+        return x.float().square().mean()
+
+    for step in range(5):
+        for length in (64, 96 if step % 2 else 64):
+            run(torch.randn(3, length, 256, device="cuda")).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            found.append(run(torch.randn(3, 64, 256, device="cuda")))
+    return [*found, *(p.detach() for layer in layers for p in layer.parameters())]
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("name", ["rt", "feedback-transformer"])
+def test_a_training_with_replays_is_that_with_launches(
+    name: str, checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayed = trained(name, checkpointed)
+    monkeypatch.setattr(replay, "PASSES", 10**6)
+    monkeypatch.setattr(replay, "_replays", lambda device: replay.Replays(replay.Graph))
+    assert all(torch.equal(a, b) for a, b in zip(replayed, trained(name, checkpointed), strict=True))
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_a_graph_of_the_caller_holds_the_launches() -> None:
+    layer = build("rt", width=256, heads=8, mlp_width=512).cuda()
+    x = torch.randn(3, 64, 256, device="cuda")
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        with torch.cuda.stream(side):
+            for _ in range(5):
+                layer(x)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            y = layer(x)
+        x.copy_(torch.randn_like(x))
+        expected = layer(x)
+    graph.replay()
+    assert torch.equal(y, expected)
