@@ -22,7 +22,7 @@ from mixers.ops.method import Method, Optionals, Tensors
 
 PASSES = 3
 """Passes over tensors of the same shapes that are launched before one is captured: warm-ups of graphs have as many."""
-SHAPES = 32
+SHAPES = 16
 """Passes that are remembered for each GPU by their shapes, those that ran last; forward and backward count as two."""
 Function = Callable[[Sequence[Any]], Optionals]
 
@@ -55,7 +55,7 @@ def _run(name: str, method: Method, run: Callable[[Method, Sequence[Any]], Optio
     """Return ``run(method, tensors)``, launched or replayed."""
     assert method.recipe is not None
     key, constants, make = method.recipe
-    device = constants[0].device
+    device = tensors[0].device  # type: ignore[union-attr]
     if device.type != "cuda" or isinstance(tensors[0], FakeTensor) or skips_launches():
         return run(method, tensors)
     if torch.cuda.is_current_stream_capturing():

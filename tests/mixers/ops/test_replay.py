@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mixers.ops import replay
+from mixers.ops import loops, replay
+from mixers.ops.runs import methods_met
 from mixers.registry import build
 from tests.kernel_marks import on_gpu
 
@@ -37,6 +38,22 @@ def test_the_fourth_pass_over_a_shape_is_captured_and_the_shapes_used_last_are_k
     assert captured == [3, 4]
 
 
+@pytest.mark.parametrize("name", ["lstm", "slstm", "m2rnn", "rmt", "transformer-fam", "staircase"])
+def test_a_loop_that_could_be_replayed_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = build(name, width=32).double()
+    x, dz = torch.randn(2, 2, 20, 32, dtype=torch.float64)
+    parameters = [*layer.parameters()]
+    plain = layer(x)
+    expected = [plain, *torch.autograd.grad(plain, parameters, dz)]
+
+    monkeypatch.setattr(loops, "_is_replayed", lambda x: not loops._looping)
+    with methods_met() as met:
+        found = layer(x)
+    assert "loop of operations, replayed" in met
+    got = [found, *torch.autograd.grad(found, parameters, dz)]
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
 def trained(name: str, checkpointed: bool) -> list[Tensor]:
     """Train a small model with two lengths, two backward passes a step and evaluations; return all that it computes."""
     torch.manual_seed(0)
@@ -63,7 +80,7 @@ def trained(name: str, checkpointed: bool) -> list[Tensor]:
 @pytest.mark.gpu
 @on_gpu
 @pytest.mark.parametrize("checkpointed", [False, True])
-@pytest.mark.parametrize("name", ["rt", "feedback-transformer"])
+@pytest.mark.parametrize("name", ["rt", "feedback-transformer", "rmt", "staircase"])
 def test_a_training_with_replays_is_that_with_launches(
     name: str, checkpointed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
