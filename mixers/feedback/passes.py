@@ -13,7 +13,8 @@ The first layer's queries are computed for all positions before the loop, as are
 backward pass needs again. Its loop computes gradients of activations alone; those of weights are products over all
 positions after it. Pairs pull their gradients from the queries of later positions: once a chunk of 16 from all later
 chunks (``mixers.rt.past_kernels``), and at each position from the rest of its chunk. There are no atomics, so results
-are bitwise reproducible. A pass consists of thousands of small launches, which should be captured in a CUDA graph.
+are bitwise reproducible. A pass consists of thousands of small launches, which a caller captures in a CUDA graph, or
+else ``mixers.ops.replay``.
 
 Tensors have axes (L, R, T, B, D): layers, runs that are trained together, positions, sequences, channels. ``n`` is a
 normed row and ``r`` the reciprocal of its root mean square. Gains of norms are folded into the matrices after them, and

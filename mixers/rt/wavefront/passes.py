@@ -34,7 +34,7 @@ the loop depends on the gradients of queries and temporary pairs, which are comp
 
 The backward pass recomputes the hidden layer group by group, and accumulates the weights' gradients group by group.
 There are no atomics, so results are bitwise reproducible. A pass consists of thousands of small launches, which
-be captured in a CUDA graph.
+a caller captures in a CUDA graph, or else ``mixers.ops.replay``.
 
 *Chunk kernels.* On Hopper GPUs, ``chunk`` computes all positions of a chunk in one launch, for models of width 256 or
 384 with few sequences.
