@@ -82,13 +82,16 @@ BLOCK = 64
 WITHIN: dict[str, Any] = {"num_warps": 4, "num_stages": 1}
 STATES: dict[str, Any] = {"J": 32, "num_warps": 4, "num_stages": 2}
 OUTPUTS: dict[str, Any] = {"num_warps": 4, "num_stages": 1}
-GRADIENTS: dict[str, Any] = {"num_warps": 8, "num_stages": 1}
+PRODUCTS: dict[str, Any] = {"num_warps": 4, "num_stages": 1}
+ROWS: dict[str, Any] = {"num_warps": 8, "num_stages": 1}
 MOST_CHANNELS = 256
 """Largest width of keys for which a block of the state fits into registers."""
 NEAR: tl.constexpr = tl.constexpr(8)
 STRONGEST = {1: -60.0}
 """Logarithm of the strongest decay for one decay per head, as in ``mixers.ops.linear_recurrence``."""
 STRONGEST_OF_CHANNELS = -16.0
+BOUND: tl.constexpr = tl.constexpr(64.0)
+"""Largest exponent of a factor, of NEAR / 2 decays. Larger ones belong to rows that a level does not pair."""
 
 
 @triton.jit
@@ -177,20 +180,10 @@ def _sums_at(
 
 
 @triton.jit
-def _load_sums(
+def _load_total(
     c_ptr: tl.tensor, tile: tl.tensor, first: int, C: tl.constexpr, K: tl.constexpr, G: tl.constexpr, E: tl.constexpr
 ):
-    """Running sums of a tile's rows, and of its last one."""
-    c_CE = _sums_at(c_ptr, tile, tl.arange(0, C), first, C, K, G, E)
-    total_CE = _sums_at(c_ptr, tile, tl.arange(0, C) * 0 + C - 1, first, C, K, G, E)
-    return c_CE, total_CE
-
-
-@triton.jit
-def _load_decay(
-    c_ptr: tl.tensor, tile: tl.tensor, first: int, C: tl.constexpr, K: tl.constexpr, G: tl.constexpr, E: tl.constexpr
-):
-    """Decays of a whole tile (E)."""
+    """Running sums at the end of a tile (E)."""
     last = tile.to(tl.int64) * C + C - 1
     total_E = tl.zeros([E], tl.float32)
     if G > 1:
@@ -198,7 +191,7 @@ def _load_decay(
         total_E = tl.load(c_ptr + last * K + e, e < K, 0.0)
     elif G == 1:
         total_E += tl.load(c_ptr + last)
-    return tl.exp(total_E)
+    return total_E
 
 
 @triton.jit
@@ -247,7 +240,7 @@ def _level(
     c_CE: tl.tensor,
     tile: tl.tensor,
     first: int,
-    LEVEL: tl.constexpr,
+    level: tl.tensor,
     C: tl.constexpr,
     K: tl.constexpr,
     G: tl.constexpr,
@@ -257,24 +250,15 @@ def _level(
     t = tl.arange(0, C)
     i, j = t[:, None], t[None, :]
     if G > 1:
+        half = (NEAR // 2) << level
+        gap_CE = c_CE - _sums_at(c_ptr, tile, (t // (2 * half)) * (2 * half) + half - 1, first, C, K, G, E)
+        left_CE, right_CE = tl.exp(tl.minimum(gap_CE, BOUND)), tl.exp(tl.minimum(-gap_CE, BOUND))
         weight_CC = 1.0
-        if LEVEL == 0:
-            middle_C = t // NEAR * NEAR + NEAR // 2 - 1
-            seen_CC = (i // NEAR == j // NEAR) & (i > j)
-        else:
-            SIZE: tl.constexpr = NEAR * 2 ** (LEVEL - 1)
-            middle_C = t // (2 * SIZE) * (2 * SIZE) + SIZE - 1
-            seen_CC = (i // (2 * SIZE) == j // (2 * SIZE)) & (i // SIZE > j // SIZE)
-        gap_CE = c_CE - _sums_at(c_ptr, tile, middle_C, first, C, K, G, E)
-        if LEVEL == 0:
-            left_CE, right_CE = tl.exp(gap_CE), tl.exp(-gap_CE)
-        else:
-            left_CE = tl.exp(-tl.abs(gap_CE))
-            right_CE = left_CE
+        seen_CC = (i // (2 * half) == j // (2 * half)) & (i > j) & ((i // half > j // half) | (level == 0))
     else:
         left_CE, right_CE = 1.0, 1.0
+        weight_CC = tl.exp(tl.where(i > j, c_CE - tl.trans(c_CE), MASKED))
         seen_CC = i > j
-        weight_CC = tl.exp(tl.where(seen_CC, c_CE - tl.trans(c_CE), MASKED))
     return left_CE, right_CE, weight_CC, seen_CC
 
 
@@ -342,7 +326,8 @@ def chunks_within_kernel(
         elif G == 1 and first == 0:
             tl.store(c_ptr + tile.to(tl.int64) * C + t, tl.cumsum(tl.sum(g_CE, 1), 0))
             tl.debug_barrier()
-        c_CE, total_CE = _load_sums(c_ptr, tile, first, C, K, G, E)
+        c_CE = _sums_at(c_ptr, tile, t, first, C, K, G, E)
+        to_end_CE = tl.exp(_load_total(c_ptr, tile, first, C, K, G, E)[None, :] - c_CE)
 
         # 1b. Rows, decayed from the start and to the end of the chunk.
         q_CE = _load(q_ptr, row_C, query_C, first, K, E).to(tl.float32)
@@ -350,22 +335,27 @@ def chunks_within_kernel(
         bonus_1E = _load_bonus(bonus_ptr, tile // tl.cdiv(T * N, C), sequences, first, H, K, E)
         if a_ptr is not None:
             k_CE = _load(k_ptr, pair_C, live_C, first, K, E).to(tl.float32)
-            _store_tile(k_out_ptr, tile, k_CE * tl.exp(total_CE - c_CE), first, C, K, E)
+            _store_tile(k_out_ptr, tile, k_CE * to_end_CE, first, C, K, E)
             qk_CC += tl.where(i == j, tl.sum(q_CE * k_CE * bonus_1E, 1)[:, None], 0.0)
         if (a_ptr is None) or (bonus_ptr is None):
             qx_CC += tl.where(i == j, tl.sum(q_CE * x_CE * bonus_1E, 1)[:, None], 0.0)
         if bonus_ptr is not None:
             q_CE *= tl.exp(-g_CE)
         _store_tile(q_in_ptr, tile, q_CE * tl.exp(c_CE), first, C, K, E)
-        _store_tile(x_out_ptr, tile, x_CE * tl.exp(total_CE - c_CE), first, C, K, E)
+        _store_tile(x_out_ptr, tile, x_CE * to_end_CE, first, C, K, E)
         if b_ptr is not None:
             b_CE = sign * _load(b_ptr, pair_C, live_C, first, K, E).to(tl.float32)
         if a_ptr is not None:
             b_CE *= tl.exp(-g_CE)
 
         # 1c. Products.
-        for LEVEL in tl.static_range(LEVELS):
-            left_CE, right_CE, weight_CC, seen_CC = _level(c_ptr, c_CE, tile, first, LEVEL, C, K, G, E)
+        q_CE, x_CE = q_CE.to(q_ptr.dtype.element_ty), x_CE.to(q_ptr.dtype.element_ty)
+        if b_ptr is not None:
+            b_CE = b_CE.to(q_ptr.dtype.element_ty)
+        if a_ptr is not None:
+            k_CE = k_CE.to(q_ptr.dtype.element_ty)
+        for level in range(LEVELS):
+            left_CE, right_CE, weight_CC, seen_CC = _level(c_ptr, c_CE, tile, first, level, C, K, G, E)
             q_left_CE = _scaled(q_CE, left_CE, q_ptr)
             x_right_CE = tl.trans(_scaled(x_CE, right_CE, q_ptr))
             qx_CC += tl.where(seen_CC, _dot(q_left_CE, x_right_CE) * weight_CC, 0.0)
@@ -450,7 +440,7 @@ def chunks_states_fwd_kernel(
             _store_tile(u_ptr, tile, tl.trans(u_JC), j, C, V, J)
 
         # 3. Next state.
-        S_JI *= _load_decay(c_ptr, tile, 0, C, K, G, I)[None, :]
+        S_JI *= tl.exp(_load_total(c_ptr, tile, 0, C, K, G, I))[None, :]
         S_JI += _dot(u_JC, _load_tile(x_out_ptr, tile, 0, C, K, I))
         if k_out_ptr is not None:
             v_JC = tl.trans(_load(v_ptr, pair_C, live_C, j, V, J))
@@ -545,7 +535,7 @@ def chunks_states_bwd_kernel(
 
         # 2, 3. The gradients of U and of the state before.
         do_JC = tl.trans(_load(do_ptr, row_C, query_C, j, V, J)).to(state_JI.dtype)
-        dS_JI *= _load_decay(c_ptr, tile, 0, C, K, G, I)[None, :]
+        dS_JI *= tl.exp(_load_total(c_ptr, tile, 0, C, K, G, I))[None, :]
         dS_JI += _dot(do_JC, _load_tile(q_in_ptr, tile, 0, C, K, I))
         if w_ptr is not None:
             du_JC = _dot(do_JC, _load_tile(qx_ptr, tile, 0, C, C, C))
@@ -556,7 +546,91 @@ def chunks_states_bwd_kernel(
 
 
 @triton.jit(do_not_specialize=["T"])
-def chunks_gradients_kernel(
+def chunks_products_bwd_kernel(
+    v_ptr: tl.tensor,
+    x_out_ptr: tl.tensor,
+    k_out_ptr: tl.tensor,
+    qx_ptr: tl.tensor,
+    qk_ptr: tl.tensor,
+    bk_ptr: tl.tensor,
+    inverse_ptr: tl.tensor,
+    u_ptr: tl.tensor,
+    do_ptr: tl.tensor,
+    du_ptr: tl.tensor,
+    dS_ptr: tl.tensor,
+    dv_ptr: tl.tensor,
+    dqx_ptr: tl.tensor,
+    dbx_ptr: tl.tensor,
+    dqk_ptr: tl.tensor,
+    dbk_ptr: tl.tensor,
+    T: tl.tensor,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    N: tl.constexpr,
+    C: tl.constexpr,
+    E: tl.constexpr,
+):
+    """Gradients of a chunk's values and products.
+
+    1. For each block of value channels:
+       a. with b, write dY in place of dU;
+       b. write dV;
+       c. add to the gradients of the products.
+    2. Write these.
+    """
+    tile = tl.program_id(0)
+    row_C, pair_C, live_C, query_C, _ = _place(tile, T, H, C, N)
+    dqx_CC = tl.zeros([C, C], tl.float32)
+    dbx_CC, dqk_CC, dbk_CC = dqx_CC, dqx_CC, dqx_CC
+
+    for first in tl.static_range(0, V, E):
+        do_CE = _load(do_ptr, row_C, query_C, first, V, E).to(dqx_ptr.dtype.element_ty)
+        if (bk_ptr is not None) or (u_ptr is None):
+            v_CE = _load(v_ptr, pair_C, live_C, first, V, E)
+
+        # 1a. dY.
+        if u_ptr is None:
+            u_CE = v_CE
+        else:
+            u_CE = _load_tile(u_ptr, tile, first, C, V, E)
+            inverse_CC = tl.trans(_load_tile(inverse_ptr, tile, 0, C, C, C))
+            dv_CE = _dot(inverse_CC, _load_tile(du_ptr, tile, first, C, V, E))
+            dy_CE = dv_CE.to(u_CE.dtype)
+            _store_tile(du_ptr, tile, dy_CE, first, C, V, E)
+
+        # 1b. Values.
+        if bk_ptr is not None:
+            dv_CE = _dot(tl.trans(_load_tile(bk_ptr, tile, 0, C, C, C)), dy_CE)
+            dv_CE += _dot(tl.trans(_load_tile(qk_ptr, tile, 0, C, C, C)), do_CE)
+        elif u_ptr is None:
+            dv_CE = _dot(tl.trans(_load_tile(qx_ptr, tile, 0, C, C, C)), do_CE)
+        if (bk_ptr is not None) or (u_ptr is None):
+            out_ptr = x_out_ptr if k_out_ptr is None else k_out_ptr
+            for at in tl.static_range(0, K, E):
+                out_CE = _load_tile(out_ptr, tile, at, C, K, E)
+                dv_CE += _dot(out_CE, tl.trans(_load_state(dS_ptr, tile, first, at, K, V, E)))
+        _store(dv_ptr, pair_C, live_C, dv_CE, first, V, E)
+
+        # 1c. Products.
+        dqx_CC += _dot(do_CE, tl.trans(u_CE))
+        if u_ptr is not None:
+            dbx_CC += _dot(dy_CE, tl.trans(u_CE))
+        if bk_ptr is not None:
+            dqk_CC += _dot(do_CE, tl.trans(v_CE))
+            dbk_CC += _dot(dy_CE, tl.trans(v_CE))
+
+    # 2. Products.
+    _store_tile(dqx_ptr, tile, dqx_CC, 0, C, C, C)
+    if u_ptr is not None:
+        _store_tile(dbx_ptr, tile, dbx_CC, 0, C, C, C)
+    if bk_ptr is not None:
+        _store_tile(dqk_ptr, tile, dqk_CC, 0, C, C, C)
+        _store_tile(dbk_ptr, tile, dbk_CC, 0, C, C, C)
+
+
+@triton.jit(do_not_specialize=["T"])
+def chunks_rows_bwd_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
     v_ptr: tl.tensor,
@@ -565,20 +639,17 @@ def chunks_gradients_kernel(
     b_ptr: tl.tensor,
     bonus_ptr: tl.tensor,
     c_ptr: tl.tensor,
-    x_out_ptr: tl.tensor,
-    k_out_ptr: tl.tensor,
-    qx_ptr: tl.tensor,
-    qk_ptr: tl.tensor,
-    bk_ptr: tl.tensor,
-    inverse_ptr: tl.tensor,
     u_ptr: tl.tensor,
     S_ptr: tl.tensor,
     do_ptr: tl.tensor,
-    du_ptr: tl.tensor,
+    dy_ptr: tl.tensor,
     dS_ptr: tl.tensor,
+    dqx_ptr: tl.tensor,
+    dbx_ptr: tl.tensor,
+    dqk_ptr: tl.tensor,
+    dbk_ptr: tl.tensor,
     dq_ptr: tl.tensor,
     dk_ptr: tl.tensor,
-    dv_ptr: tl.tensor,
     dg_ptr: tl.tensor,
     da_ptr: tl.tensor,
     db_ptr: tl.tensor,
@@ -595,166 +666,136 @@ def chunks_gradients_kernel(
     LEVELS: tl.constexpr,
     STRONGEST: tl.constexpr,
 ):
-    """Gradients of a chunk's rows: the values in one block of V channels, the others in one of K channels.
+    """Gradients of a chunk's queries, keys, factors and decays, in one block of K channels.
 
-    1. Write dv.
-    2. Sum over the value channels: gradients of the products, and of the rows decayed to the ends of the chunk.
-    3. Undo these decays; begin the gradient of the decay of the whole chunk.
-    4. Take the gradients of the products to the rows, level by level.
-    5. Write the gradients of the decays.
-    6. Undo the factors exp(-g), and write the gradients of the rows.
+    1. Sum over the value channels the gradients of rows decayed to the ends of the chunk, and of positions' own pairs.
+    2. Undo these decays; begin the gradient of the decay of the whole chunk.
+    3. Take the gradients of the products to the rows, level by level.
+    4. Write the gradients of the decays.
+    5. Undo the factors exp(-g), add what positions read of their own pairs, and write the gradients of the rows.
     """
     tile = tl.program_id(0)
     row_C, pair_C, live_C, query_C, decay_C = _place(tile, T, H, C, N)
     t = tl.arange(0, C)
-    i, j = t[:, None], t[None, :]
     first = tl.program_id(1) * E
 
-    # 1. Values.
-    if first < V:
-        do_CE = _load(do_ptr, row_C, query_C, first, V, E).to(q_ptr.dtype.element_ty)
-        dv_CE = tl.zeros([C, E], tl.float32)
-        if b_ptr is not None:
-            inverse_CC = _load_tile(inverse_ptr, tile, 0, C, C, C)
-            dv_CE = _dot(tl.trans(inverse_CC), _load_tile(du_ptr, tile, first, C, V, E))
-        if a_ptr is not None:
-            bk_CC = _load_tile(bk_ptr, tile, 0, C, C, C)
-            dv_CE = _dot(tl.trans(bk_CC), dv_CE.to(do_CE.dtype))
+    # 1. Sums over values.
+    dq_CE = tl.zeros([C, E], tl.float32)
+    dx_CE, dk_CE, db_CE = dq_CE, dq_CE, dq_CE
+    through_E = tl.zeros([E], tl.float32)
+    own_u_C = tl.zeros([C], tl.float32)
+    own_v_C = own_u_C
+    for at in tl.static_range(0, V, E):
+        do_CE = _load(do_ptr, row_C, query_C, at, V, E).to(q_ptr.dtype.element_ty)
+        S_EE = _load_state(S_ptr, tile, at, first, K, V, E)
+        dS_EE = _load_state(dS_ptr, tile, at, first, K, V, E)
         if (a_ptr is not None) or (b_ptr is None):
-            qv_ptr = qx_ptr if a_ptr is None else qk_ptr
-            out_ptr = x_out_ptr if a_ptr is None else k_out_ptr
-            dv_CE += _dot(tl.trans(_load_tile(qv_ptr, tile, 0, C, C, C)), do_CE)
-            for at in tl.static_range(0, K, E):
-                out_CE = _load_tile(out_ptr, tile, at, C, K, E)
-                dv_CE += _dot(out_CE, tl.trans(_load_state(dS_ptr, tile, first, at, K, V, E)))
-        _store(dv_ptr, pair_C, live_C, dv_CE, first, V, E)
-
-    if first < K:
-        # 2. Sums over values.
-        dqx_CC = tl.zeros([C, C], tl.float32)
-        dbx_CC, dqk_CC, dbk_CC = dqx_CC, dqx_CC, dqx_CC
-        dq_CE = tl.zeros([C, E], tl.float32)
-        dx_CE, dk_CE, db_CE = dq_CE, dq_CE, dq_CE
-        through_E = tl.zeros([E], tl.float32)
-        own_u_C = tl.zeros([C], tl.float32)
-        own_v_C = own_u_C
-        for at in tl.static_range(0, V, E):
-            do_CE = _load(do_ptr, row_C, query_C, at, V, E).to(q_ptr.dtype.element_ty)
-            S_EE = _load_state(S_ptr, tile, at, first, K, V, E)
-            dS_EE = _load_state(dS_ptr, tile, at, first, K, V, E)
-            if (a_ptr is not None) or (b_ptr is None):
-                v_CE = _load(v_ptr, pair_C, live_C, at, V, E)
-            if b_ptr is None:
-                u_CE = v_CE
-            else:
-                u_CE = _load_tile(u_ptr, tile, at, C, V, E)
-            dqx_CC += _dot(do_CE, tl.trans(u_CE))
-            dq_CE += _dot(do_CE, S_EE)
-            dx_CE += _dot(u_CE, dS_EE)
-            through_E += tl.sum(S_EE.to(tl.float32) * dS_EE.to(tl.float32), 0)
-            if b_ptr is not None:
-                inverse_CC = _load_tile(inverse_ptr, tile, 0, C, C, C)
-                dy_CE = _dot(tl.trans(inverse_CC), _load_tile(du_ptr, tile, at, C, V, E)).to(u_CE.dtype)
-                dbx_CC += _dot(dy_CE, tl.trans(u_CE))
-                db_CE += _dot(dy_CE, S_EE)
-            own_u_C += tl.sum(u_CE.to(tl.float32) * do_CE.to(tl.float32), 1)
-            if a_ptr is not None:
-                own_v_C += tl.sum(v_CE.to(tl.float32) * do_CE.to(tl.float32), 1)
-                dqk_CC += _dot(do_CE, tl.trans(v_CE))
-                dbk_CC += _dot(dy_CE, tl.trans(v_CE))
-                dk_CE += _dot(v_CE, dS_EE)
-
-        # 3. Rows at the ends of the chunk.
-        x_ptr = k_ptr if a_ptr is None else a_ptr
-        c_CE, total_CE = _load_sums(c_ptr, tile, first, C, K, G, E)
-        g_CE = _load_g(g_ptr, row_C, decay_C, first, K, G, E, STRONGEST)
-        q_CE = _load(q_ptr, row_C, query_C, first, K, E).to(tl.float32)
-        x_CE = _load(x_ptr, pair_C, live_C, first, K, E).to(tl.float32)
-        if bonus_ptr is not None:
-            q_CE *= tl.exp(-g_CE)
-        dq_CE *= tl.exp(c_CE)
-        dx_CE *= tl.exp(total_CE - c_CE)
-        through_E = through_E * _load_decay(c_ptr, tile, first, C, K, G, E) + tl.sum(x_CE * dx_CE, 0)
-        if b_ptr is not None:
-            db_CE *= tl.exp(c_CE)
-            b_CE = _load(b_ptr, pair_C, live_C, first, K, E).to(tl.float32)
-            b_CE *= -1.0 if a_ptr is None else tl.exp(-g_CE)
-        if a_ptr is not None:
-            k_CE = _load(k_ptr, pair_C, live_C, first, K, E).to(tl.float32)
-            dk_CE *= tl.exp(total_CE - c_CE)
-            through_E += tl.sum(k_CE * dk_CE, 0)
-
-        # 4. Products.
-        for LEVEL in tl.static_range(LEVELS):
-            left_CE, right_CE, weight_CC, seen_CC = _level(c_ptr, c_CE, tile, first, LEVEL, C, K, G, E)
-            q_left_CE = _scaled(q_CE, left_CE, q_ptr)
-            x_right_CE = _scaled(x_CE, right_CE, q_ptr)
-            d_CC = tl.where(seen_CC, dqx_CC * weight_CC, 0.0).to(q_left_CE.dtype)
-            dq_CE += _dot(d_CC, x_right_CE) * left_CE
-            dx_CE += _dot(tl.trans(d_CC), q_left_CE) * right_CE
-            if b_ptr is not None:
-                b_left_CE = _scaled(b_CE, left_CE, q_ptr)
-                d_CC = tl.where(seen_CC, dbx_CC * weight_CC, 0.0).to(q_left_CE.dtype)
-                db_CE += _dot(d_CC, x_right_CE) * left_CE
-                dx_CE += _dot(tl.trans(d_CC), b_left_CE) * right_CE
-            if a_ptr is not None:
-                k_right_CE = _scaled(k_CE, right_CE, q_ptr)
-                d_CC = tl.where(seen_CC, dqk_CC * weight_CC, 0.0).to(q_left_CE.dtype)
-                dq_CE += _dot(d_CC, k_right_CE) * left_CE
-                dk_CE += _dot(tl.trans(d_CC), q_left_CE) * right_CE
-                d_CC = tl.where(seen_CC, dbk_CC * weight_CC, 0.0).to(q_left_CE.dtype)
-                db_CE += _dot(d_CC, k_right_CE) * left_CE
-                dk_CE += _dot(tl.trans(d_CC), b_left_CE) * right_CE
-
-        # 5. Decays.
-        if G > 0:
-            share_CE = q_CE * dq_CE - x_CE * dx_CE
-            own_CE = tl.zeros([C, E], tl.float32)
-            if bonus_ptr is not None:
-                own_CE += q_CE * dq_CE
-            if b_ptr is not None:
-                share_CE += b_CE * db_CE
-            if a_ptr is not None:
-                share_CE -= k_CE * dk_CE
-                own_CE += b_CE * db_CE
-            if G > 1:
-                dg_CE = tl.cumsum(share_CE, 0, reverse=True) - own_CE + through_E[None, :]
-                dg_CE = tl.where(g_CE > STRONGEST, dg_CE, 0.0)
-                _store(dg_ptr, row_C, decay_C, dg_CE, first, K, E)
-            else:
-                dg_C = tl.cumsum(tl.sum(share_CE, 1), 0, reverse=True) - tl.sum(own_CE, 1) + tl.sum(through_E, 0)
-                dg_C = tl.where(tl.sum(g_CE, 1) > STRONGEST, dg_C, 0.0)
-                tl.store(dg_ptr + row_C * tl.cdiv(K, E) + tl.program_id(1), dg_C, decay_C)
-
-        # 6. Rows.
-        q_CE = _load(q_ptr, row_C, query_C, first, K, E).to(tl.float32)
-        bonus_1E = _load_bonus(bonus_ptr, tile // tl.cdiv(T * N, C), sequences, first, H, K, E)
-        if bonus_ptr is not None:
-            dq_CE *= tl.exp(-g_CE)
-        if a_ptr is not None:
-            own_CE = own_v_C[:, None] * q_CE
-            dq_CE += own_v_C[:, None] * bonus_1E * k_CE
-            dk_CE += own_CE * bonus_1E
-            if bonus_ptr is not None:
-                dbonus_E = tl.sum(own_CE * k_CE, 0)
-        if (a_ptr is None) or (bonus_ptr is None):
-            own_CE = own_u_C[:, None] * q_CE
-            dq_CE += own_u_C[:, None] * bonus_1E * x_CE
-            dx_CE += own_CE * bonus_1E
-            if bonus_ptr is not None:
-                dbonus_E = tl.sum(own_CE * x_CE, 0)
-        if bonus_ptr is not None:
-            e = first + tl.arange(0, E)
-            tl.store(dbonus_ptr + tile.to(tl.int64) * K + e, dbonus_E, e < K)
-        _store(dq_ptr, row_C, query_C, dq_CE, first, K, E)
-        if b_ptr is not None:
-            db_CE *= -1.0 if a_ptr is None else tl.exp(-g_CE)
-            _store(db_ptr, pair_C, live_C, db_CE, first, K, E)
-        if a_ptr is not None:
-            _store(da_ptr, pair_C, live_C, dx_CE, first, K, E)
-            _store(dk_ptr, pair_C, live_C, dk_CE, first, K, E)
+            v_CE = _load(v_ptr, pair_C, live_C, at, V, E)
+        if b_ptr is None:
+            u_CE = v_CE
         else:
-            _store(dk_ptr, pair_C, live_C, dx_CE, first, K, E)
+            u_CE = _load_tile(u_ptr, tile, at, C, V, E)
+            db_CE += _dot(_load_tile(dy_ptr, tile, at, C, V, E), S_EE)
+        dq_CE += _dot(do_CE, S_EE)
+        dx_CE += _dot(u_CE, dS_EE)
+        through_E += tl.sum(S_EE.to(tl.float32) * dS_EE.to(tl.float32), 0)
+        own_u_C += tl.sum(u_CE.to(tl.float32) * do_CE.to(tl.float32), 1)
+        if a_ptr is not None:
+            own_v_C += tl.sum(v_CE.to(tl.float32) * do_CE.to(tl.float32), 1)
+            dk_CE += _dot(v_CE, dS_EE)
+
+    # 2. Rows at the ends of the chunk.
+    x_ptr = k_ptr if a_ptr is None else a_ptr
+    c_CE = _sums_at(c_ptr, tile, t, first, C, K, G, E)
+    to_end_CE = tl.exp(_load_total(c_ptr, tile, first, C, K, G, E)[None, :] - c_CE)
+    g_CE = _load_g(g_ptr, row_C, decay_C, first, K, G, E, STRONGEST)
+    q_CE = _load(q_ptr, row_C, query_C, first, K, E).to(tl.float32)
+    x_CE = _load(x_ptr, pair_C, live_C, first, K, E).to(tl.float32)
+    if bonus_ptr is not None:
+        q_CE *= tl.exp(-g_CE)
+    dq_CE *= tl.exp(c_CE)
+    dx_CE *= to_end_CE
+    through_E = through_E * tl.exp(_load_total(c_ptr, tile, first, C, K, G, E)) + tl.sum(x_CE * dx_CE, 0)
+    if b_ptr is not None:
+        db_CE *= tl.exp(c_CE)
+        b_CE = _load(b_ptr, pair_C, live_C, first, K, E).to(tl.float32)
+        b_CE *= -1.0 if a_ptr is None else tl.exp(-g_CE)
+    if a_ptr is not None:
+        k_CE = _load(k_ptr, pair_C, live_C, first, K, E).to(tl.float32)
+        dk_CE *= to_end_CE
+        through_E += tl.sum(k_CE * dk_CE, 0)
+
+    # 3. Products.
+    for level in range(LEVELS):
+        left_CE, right_CE, weight_CC, seen_CC = _level(c_ptr, c_CE, tile, first, level, C, K, G, E)
+        q_left_CE = _scaled(q_CE, left_CE, q_ptr)
+        x_right_CE = _scaled(x_CE, right_CE, q_ptr)
+        d_CC = tl.where(seen_CC, _load_tile(dqx_ptr, tile, 0, C, C, C) * weight_CC, 0.0).to(q_left_CE.dtype)
+        dq_CE += _dot(d_CC, x_right_CE) * left_CE
+        dx_CE += _dot(tl.trans(d_CC), q_left_CE) * right_CE
+        if b_ptr is not None:
+            b_left_CE = _scaled(b_CE, left_CE, q_ptr)
+            d_CC = tl.where(seen_CC, _load_tile(dbx_ptr, tile, 0, C, C, C) * weight_CC, 0.0).to(q_left_CE.dtype)
+            db_CE += _dot(d_CC, x_right_CE) * left_CE
+            dx_CE += _dot(tl.trans(d_CC), b_left_CE) * right_CE
+        if a_ptr is not None:
+            k_right_CE = _scaled(k_CE, right_CE, q_ptr)
+            d_CC = tl.where(seen_CC, _load_tile(dqk_ptr, tile, 0, C, C, C) * weight_CC, 0.0).to(q_left_CE.dtype)
+            dq_CE += _dot(d_CC, k_right_CE) * left_CE
+            dk_CE += _dot(tl.trans(d_CC), q_left_CE) * right_CE
+            d_CC = tl.where(seen_CC, _load_tile(dbk_ptr, tile, 0, C, C, C) * weight_CC, 0.0).to(q_left_CE.dtype)
+            db_CE += _dot(d_CC, k_right_CE) * left_CE
+            dk_CE += _dot(tl.trans(d_CC), b_left_CE) * right_CE
+
+    # 4. Decays.
+    if G > 0:
+        share_CE = q_CE * dq_CE - x_CE * dx_CE
+        own_CE = tl.zeros([C, E], tl.float32)
+        if bonus_ptr is not None:
+            own_CE += q_CE * dq_CE
+        if b_ptr is not None:
+            share_CE += b_CE * db_CE
+        if a_ptr is not None:
+            share_CE -= k_CE * dk_CE
+            own_CE += b_CE * db_CE
+        if G > 1:
+            dg_CE = tl.cumsum(share_CE, 0, reverse=True) - own_CE + through_E[None, :]
+            dg_CE = tl.where(g_CE > STRONGEST, dg_CE, 0.0)
+            _store(dg_ptr, row_C, decay_C, dg_CE, first, K, E)
+        else:
+            dg_C = tl.cumsum(tl.sum(share_CE, 1), 0, reverse=True) - tl.sum(own_CE, 1) + tl.sum(through_E, 0)
+            dg_C = tl.where(tl.sum(g_CE, 1) > STRONGEST, dg_C, 0.0)
+            tl.store(dg_ptr + row_C * tl.cdiv(K, E) + tl.program_id(1), dg_C, decay_C)
+
+    # 5. Rows.
+    q_CE = _load(q_ptr, row_C, query_C, first, K, E).to(tl.float32)
+    bonus_1E = _load_bonus(bonus_ptr, tile // tl.cdiv(T * N, C), sequences, first, H, K, E)
+    if bonus_ptr is not None:
+        dq_CE *= tl.exp(-g_CE)
+    if a_ptr is not None:
+        own_CE = own_v_C[:, None] * q_CE
+        dq_CE += own_v_C[:, None] * bonus_1E * k_CE
+        dk_CE += own_CE * bonus_1E
+        if bonus_ptr is not None:
+            dbonus_E = tl.sum(own_CE * k_CE, 0)
+    if (a_ptr is None) or (bonus_ptr is None):
+        own_CE = own_u_C[:, None] * q_CE
+        dq_CE += own_u_C[:, None] * bonus_1E * x_CE
+        dx_CE += own_CE * bonus_1E
+        if bonus_ptr is not None:
+            dbonus_E = tl.sum(own_CE * x_CE, 0)
+    if bonus_ptr is not None:
+        e = first + tl.arange(0, E)
+        tl.store(dbonus_ptr + tile.to(tl.int64) * K + e, dbonus_E, e < K)
+    _store(dq_ptr, row_C, query_C, dq_CE, first, K, E)
+    if b_ptr is not None:
+        db_CE *= -1.0 if a_ptr is None else tl.exp(-g_CE)
+        _store(db_ptr, pair_C, live_C, db_CE, first, K, E)
+    if a_ptr is not None:
+        _store(da_ptr, pair_C, live_C, dx_CE, first, K, E)
+        _store(dk_ptr, pair_C, live_C, dk_CE, first, K, E)
+    else:
+        _store(dk_ptr, pair_C, live_C, dx_CE, first, K, E)
 
 
 def matrix_chunks_method(dtype: torch.dtype) -> Method:
@@ -789,17 +830,23 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
         grid, settings = _of_states(tiles, sizes)
         chunks_states_bwd_kernel[grid](do, *(parts[name] for name in names), du, dS, **settings, **G)
 
-        # Rows.
+        # Values and products.
         found = [y if y is None else torch.empty_like(y) for y in given]
+        products = [None if y is None else torch.empty_like(parts["qx"]) for y in (q, b, a, a)]
+        settings = {**sizes, "E": BLOCK, **PRODUCTS}
+        names = "x_out", "k_out", "qx", "qk", "bk", "inverse", "u"
+        used = *(parts[name] for name in names), do, du, dS, found[2], *products
+        chunks_products_bwd_kernel[(tiles,)](v, *used, **settings)
+
+        # Rows.
         scalar = g is not None and g.shape[-1] == 1
         if scalar:
             found[3] = g.new_empty(*g.shape[:-1], blocks)
         if bonus is not None:
             found[6] = bonus.new_empty(tiles, K)
-        names = "c", "x_out", "k_out", "qx", "qk", "bk", "inverse", "u"
-        settings = {**sizes, **levels, "E": BLOCK, "sequences": q.shape[1], **GRADIENTS}
-        grid = (tiles, max(blocks, triton.cdiv(V, BLOCK)))
-        chunks_gradients_kernel[grid](*given, *(parts[name] for name in names), S, do, du, dS, *found, **settings)
+        settings = {**sizes, **levels, "E": BLOCK, "sequences": q.shape[1], **ROWS}
+        used = parts["c"], parts["u"], S, do, du, dS, *products, *found[:2], *found[3:]
+        chunks_rows_bwd_kernel[(tiles, blocks)](*given, *used, **settings)
 
         # Sums over blocks, and over chunks and sequences.
         if scalar and blocks > 1:
