@@ -87,9 +87,8 @@ ROWS: dict[str, Any] = {"num_warps": 8, "num_stages": 1}
 MOST_CHANNELS = 256
 """Largest width of keys for which a block of the state fits into registers."""
 NEAR: tl.constexpr = tl.constexpr(8)
-STRONGEST = {1: -60.0}
-"""Logarithm of the strongest decay for one decay per head, as in ``mixers.ops.linear_recurrence``."""
-STRONGEST_OF_CHANNELS = -16.0
+STRONGEST_OF_HEADS, STRONGEST_OF_CHANNELS = -60.0, -16.0
+"""Logarithms of the strongest decay, with one decay per head and with one per channel."""
 BOUND: tl.constexpr = tl.constexpr(64.0)
 """Largest exponent of a factor, of NEAR / 2 decays. Larger ones belong to rows that a level does not pair."""
 
@@ -267,7 +266,7 @@ def _scaled(y_CE: tl.tensor, factor_CE: tl.tensor, like: tl.tensor):
     return (y_CE.to(tl.float32) * factor_CE).to(like.dtype.element_ty)
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T", "sequences"])
 def chunks_within_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
@@ -629,7 +628,14 @@ def chunks_products_bwd_kernel(
         _store_tile(dbk_ptr, tile, dbk_CC, 0, C, C, C)
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit
+def _later(y_CE: tl.tensor, C: tl.constexpr, PRECISION: tl.constexpr):
+    """Sums over each row and the later ones, as a product, which takes fewer registers than a scan."""
+    here_CC = (tl.arange(0, C)[:, None] <= tl.arange(0, C)[None, :]).to(tl.float32)
+    return tl.dot(here_CC, y_CE, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=["T", "sequences"])
 def chunks_rows_bwd_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
@@ -665,6 +671,7 @@ def chunks_rows_bwd_kernel(
     E: tl.constexpr,
     LEVELS: tl.constexpr,
     STRONGEST: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Gradients of a chunk's queries, keys, factors and decays, in one block of K channels.
 
@@ -726,6 +733,11 @@ def chunks_rows_bwd_kernel(
         through_E += tl.sum(k_CE * dk_CE, 0)
 
     # 3. Products.
+    q_CE, x_CE = q_CE.to(q_ptr.dtype.element_ty), x_CE.to(q_ptr.dtype.element_ty)
+    if b_ptr is not None:
+        b_CE = b_CE.to(q_ptr.dtype.element_ty)
+    if a_ptr is not None:
+        k_CE = k_CE.to(q_ptr.dtype.element_ty)
     for level in range(LEVELS):
         left_CE, right_CE, weight_CC, seen_CC = _level(c_ptr, c_CE, tile, first, level, C, K, G, E)
         q_left_CE = _scaled(q_CE, left_CE, q_ptr)
@@ -759,11 +771,11 @@ def chunks_rows_bwd_kernel(
             share_CE -= k_CE * dk_CE
             own_CE += b_CE * db_CE
         if G > 1:
-            dg_CE = tl.cumsum(share_CE, 0, reverse=True) - own_CE + through_E[None, :]
+            dg_CE = _later(share_CE, C, PRECISION) - own_CE + through_E[None, :]
             dg_CE = tl.where(g_CE > STRONGEST, dg_CE, 0.0)
             _store(dg_ptr, row_C, decay_C, dg_CE, first, K, E)
         else:
-            dg_C = tl.cumsum(tl.sum(share_CE, 1), 0, reverse=True) - tl.sum(own_CE, 1) + tl.sum(through_E, 0)
+            dg_C = tl.sum(_later(share_CE, C, PRECISION) - own_CE, 1) + tl.sum(through_E, 0)
             dg_C = tl.where(tl.sum(g_CE, 1) > STRONGEST, dg_C, 0.0)
             tl.store(dg_ptr + row_C * tl.cdiv(K, E) + tl.program_id(1), dg_C, decay_C)
 
@@ -869,7 +881,8 @@ def _recurred(given: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], d
     levels = {
         "G": G,
         "LEVELS": 1 if G <= 1 else (CHUNK // NEAR.value).bit_length(),
-        "STRONGEST": STRONGEST_OF_CHANNELS if G > 1 else STRONGEST[1],
+        "STRONGEST": STRONGEST_OF_CHANNELS if G > 1 else STRONGEST_OF_HEADS,
+        "PRECISION": "tf32" if q.dtype == torch.bfloat16 else "ieee",
     }
 
     # Parts of each chunk.
@@ -879,8 +892,7 @@ def _recurred(given: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], d
     parts: dict[str, Any] = {"c": None if g is None else g.new_empty(tiles, CHUNK, G)}
     for name, width in widths.items():
         parts[name] = None if name in absent else q.new_empty(tiles, CHUNK, width)
-    precision = {"PRECISION": "tf32" if q.dtype == torch.bfloat16 else "ieee"}
-    settings = {**sizes, **levels, **precision, "E": BLOCK, "sequences": B, **WITHIN}
+    settings = {**sizes, **levels, "E": BLOCK, "sequences": B, **WITHIN}
     chunks_within_kernel[(tiles,)](*given, *parts.values(), **settings)
 
     # States.
@@ -896,3 +908,8 @@ def _of_states(tiles: int, sizes: dict[str, Any]) -> tuple[tuple[int, int], dict
     settings = {**sizes, "I": max(BLOCK, triton.next_power_of_2(sizes["K"])), **STATES}
     heads = tiles // triton.cdiv(sizes["T"] * sizes["N"], CHUNK)
     return (heads, triton.cdiv(sizes["V"], settings["J"])), settings
+
+
+def fits_chunks(key_channels: int, value_channels: int) -> bool:
+    """Return whether the kernels take heads of these sizes."""
+    return max(key_channels, value_channels) <= MOST_CHANNELS
