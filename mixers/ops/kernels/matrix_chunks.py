@@ -79,7 +79,7 @@ from mixers.ops.method import Method, Optionals, Tensors
 CHUNK = 64
 BLOCK = 64
 """Channels of a block, E."""
-WITHIN: dict[str, Any] = {"num_warps": 4, "num_stages": 1}
+WITHIN: dict[str, Any] = {"num_warps": 8, "num_stages": 1}
 STATES: dict[str, Any] = {"J": 32, "num_warps": 4, "num_stages": 2}
 OUTPUTS: dict[str, Any] = {"num_warps": 4, "num_stages": 1}
 PRODUCTS: dict[str, Any] = {"num_warps": 4, "num_stages": 1}
@@ -315,15 +315,16 @@ def chunks_within_kernel(
     sign = -1.0 if a_ptr is None else 1.0
     qx_CC = tl.zeros([C, C], tl.float32)
     bx_CC, qk_CC, bk_CC = qx_CC, qx_CC, qx_CC
+    if G == 1:
+        g_C1 = _load_g(g_ptr, row_C, decay_C, 0, K, G, E, STRONGEST)
+        tl.store(c_ptr + tile.to(tl.int64) * C + t, tl.cumsum(tl.sum(g_C1, 1), 0))
+        tl.debug_barrier()
 
-    for first in tl.static_range(0, K, E):
+    for first in range(0, K, E):
         # 1a. Running sums. Other threads of this program read them, hence the barrier.
         g_CE = _load_g(g_ptr, row_C, decay_C, first, K, G, E, STRONGEST)
         if G > 1:
             _store_tile(c_ptr, tile, tl.cumsum(g_CE, 0), first, C, K, E)
-            tl.debug_barrier()
-        elif G == 1 and first == 0:
-            tl.store(c_ptr + tile.to(tl.int64) * C + t, tl.cumsum(tl.sum(g_CE, 1), 0))
             tl.debug_barrier()
         c_CE = _sums_at(c_ptr, tile, t, first, C, K, G, E)
         to_end_CE = tl.exp(_load_total(c_ptr, tile, first, C, K, G, E)[None, :] - c_CE)
@@ -376,7 +377,7 @@ def chunks_within_kernel(
     if b_ptr is not None:
         x_CC = _inverse(-bx_CC, C, PRECISION).to(q_ptr.dtype.element_ty)
         _store_tile(inverse_ptr, tile, x_CC, 0, C, C, C)
-        for first in tl.static_range(0, K, E):
+        for first in range(0, K, E):
             b_CE = sign * _load(b_ptr, pair_C, live_C, first, K, E).to(tl.float32)
             c_CE = _sums_at(c_ptr, tile, t, first, C, K, G, E)
             if a_ptr is not None:
@@ -385,7 +386,7 @@ def chunks_within_kernel(
 
         if a_ptr is not None:
             x_CC = _dot(x_CC, bk_CC.to(x_CC.dtype)).to(x_CC.dtype)
-        for first in tl.static_range(0, V, E):
+        for first in range(0, V, E):
             u_CE = _dot(x_CC, _load(v_ptr, pair_C, live_C, first, V, E))
             _store_tile(u_ptr, tile, u_CE, first, C, V, E)
 
@@ -468,14 +469,11 @@ def chunks_outputs_kernel(
     row_C, pair_C, live_C, query_C, _ = _place(tile, T, H, C, N)
     j = tl.program_id(1) * E
 
-    if u_ptr is None:
-        u_CE = _load(v_ptr, pair_C, live_C, j, V, E)
-    else:
-        u_CE = _load_tile(u_ptr, tile, j, C, V, E)
+    u_CE = _load(v_ptr, pair_C, live_C, j, V, E) if u_ptr is None else _load_tile(u_ptr, tile, j, C, V, E)
     o_CE = _dot(_load_tile(qx_ptr, tile, 0, C, C, C), u_CE)
     if qk_ptr is not None:
         o_CE += _dot(_load_tile(qk_ptr, tile, 0, C, C, C), _load(v_ptr, pair_C, live_C, j, V, E))
-    for first in tl.static_range(0, K, E):
+    for first in range(0, K, E):
         q_CE = _load_tile(q_in_ptr, tile, first, C, K, E)
         o_CE += _dot(q_CE, tl.trans(_load_state(S_ptr, tile, j, first, K, V, E)))
     _store(o_ptr, row_C, query_C, o_CE, j, V, E)
@@ -583,7 +581,7 @@ def chunks_products_bwd_kernel(
     dqx_CC = tl.zeros([C, C], tl.float32)
     dbx_CC, dqk_CC, dbk_CC = dqx_CC, dqx_CC, dqx_CC
 
-    for first in tl.static_range(0, V, E):
+    for first in range(0, V, E):
         do_CE = _load(do_ptr, row_C, query_C, first, V, E).to(dqx_ptr.dtype.element_ty)
         if (bk_ptr is not None) or (u_ptr is None):
             v_CE = _load(v_ptr, pair_C, live_C, first, V, E)
@@ -606,7 +604,7 @@ def chunks_products_bwd_kernel(
             dv_CE = _dot(tl.trans(_load_tile(qx_ptr, tile, 0, C, C, C)), do_CE)
         if (bk_ptr is not None) or (u_ptr is None):
             out_ptr = x_out_ptr if k_out_ptr is None else k_out_ptr
-            for at in tl.static_range(0, K, E):
+            for at in range(0, K, E):
                 out_CE = _load_tile(out_ptr, tile, at, C, K, E)
                 dv_CE += _dot(out_CE, tl.trans(_load_state(dS_ptr, tile, first, at, K, V, E)))
         _store(dv_ptr, pair_C, live_C, dv_CE, first, V, E)
@@ -629,10 +627,10 @@ def chunks_products_bwd_kernel(
 
 
 @triton.jit
-def _later(y_CE: tl.tensor, C: tl.constexpr, PRECISION: tl.constexpr):
-    """Sums over each row and the later ones, as a product, which takes fewer registers than a scan."""
-    here_CC = (tl.arange(0, C)[:, None] <= tl.arange(0, C)[None, :]).to(tl.float32)
-    return tl.dot(here_CC, y_CE, input_precision=PRECISION)
+def _later(y_CE: tl.tensor, SKIPPED: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
+    """Sums over the rows from this one, or the next one, on: a product, which takes fewer registers than a scan."""
+    later_CC = (tl.arange(0, C)[:, None] + SKIPPED <= tl.arange(0, C)[None, :]).to(tl.float32)
+    return tl.dot(later_CC, y_CE, input_precision=PRECISION)
 
 
 @triton.jit(do_not_specialize=["T", "sequences"])
@@ -692,7 +690,7 @@ def chunks_rows_bwd_kernel(
     through_E = tl.zeros([E], tl.float32)
     own_u_C = tl.zeros([C], tl.float32)
     own_v_C = own_u_C
-    for at in tl.static_range(0, V, E):
+    for at in range(0, V, E):
         do_CE = _load(do_ptr, row_C, query_C, at, V, E).to(q_ptr.dtype.element_ty)
         S_EE = _load_state(S_ptr, tile, at, first, K, V, E)
         dS_EE = _load_state(dS_ptr, tile, at, first, K, V, E)
@@ -761,22 +759,25 @@ def chunks_rows_bwd_kernel(
 
     # 4. Decays.
     if G > 0:
-        share_CE = q_CE * dq_CE - x_CE * dx_CE
-        own_CE = tl.zeros([C, E], tl.float32)
-        if bonus_ptr is not None:
-            own_CE += q_CE * dq_CE
-        if b_ptr is not None:
-            share_CE += b_CE * db_CE
+        share_CE = -x_CE.to(tl.float32) * dx_CE
+        behind_CE = tl.zeros([C, E], tl.float32)
+        if bonus_ptr is None:
+            share_CE += q_CE.to(tl.float32) * dq_CE
+        else:
+            behind_CE += q_CE.to(tl.float32) * dq_CE
         if a_ptr is not None:
-            share_CE -= k_CE * dk_CE
-            own_CE += b_CE * db_CE
+            share_CE -= k_CE.to(tl.float32) * dk_CE
+            behind_CE += b_CE.to(tl.float32) * db_CE
+        elif b_ptr is not None:
+            share_CE += b_CE.to(tl.float32) * db_CE
+        dg_CE = through_E[None, :] + _later(share_CE, 0, C, PRECISION)
+        if (a_ptr is not None) or (bonus_ptr is not None):
+            dg_CE += _later(behind_CE, 1, C, PRECISION)
         if G > 1:
-            dg_CE = _later(share_CE, C, PRECISION) - own_CE + through_E[None, :]
             dg_CE = tl.where(g_CE > STRONGEST, dg_CE, 0.0)
             _store(dg_ptr, row_C, decay_C, dg_CE, first, K, E)
         else:
-            dg_C = tl.sum(_later(share_CE, C, PRECISION) - own_CE, 1) + tl.sum(through_E, 0)
-            dg_C = tl.where(tl.sum(g_CE, 1) > STRONGEST, dg_C, 0.0)
+            dg_C = tl.where(tl.sum(g_CE, 1) > STRONGEST, tl.sum(dg_CE, 1), 0.0)
             tl.store(dg_ptr + row_C * tl.cdiv(K, E) + tl.program_id(1), dg_C, decay_C)
 
     # 5. Rows.
@@ -830,25 +831,23 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
 
     def backward(gradients: Tensors, tensors: Sequence[Tensor | None], outputs: Tensors, saved: Tensors) -> Optionals:
         (do,), given = contiguous(*gradients), contiguous(*tensors)
-        q, k, v, g, a, b, bonus = given
+        q, _, v, g, a, b, bonus = given
         sizes, levels, parts, S = _recurred(given)
-        tiles, K, V = S.shape[0], q.shape[-1], v.shape[-1]
+        tiles, K = S.shape[0], q.shape[-1]
         blocks = triton.cdiv(K, BLOCK)
 
         # States.
-        G = {"G": levels["G"]}
         dS, du = torch.empty_like(S), None if b is None else torch.empty_like(parts["u"])
-        names = "c", "q_in", "x_out", "qx", "w"
         grid, settings = _of_states(tiles, sizes)
-        chunks_states_bwd_kernel[grid](do, *(parts[name] for name in names), du, dS, **settings, **G)
+        used = parts["c"], parts["q_in"], parts["x_out"], parts["qx"], parts["w"], du, dS
+        chunks_states_bwd_kernel[grid](do, *used, **settings, G=levels["G"])
 
         # Values and products.
-        found = [y if y is None else torch.empty_like(y) for y in given]
+        found: list[Any] = [y if y is None else torch.empty_like(y) for y in given]
         products = [None if y is None else torch.empty_like(parts["qx"]) for y in (q, b, a, a)]
         settings = {**sizes, "E": BLOCK, **PRODUCTS}
-        names = "x_out", "k_out", "qx", "qk", "bk", "inverse", "u"
-        used = *(parts[name] for name in names), do, du, dS, found[2], *products
-        chunks_products_bwd_kernel[(tiles,)](v, *used, **settings)
+        given_parts = [parts[name] for name in ("x_out", "k_out", "qx", "qk", "bk", "inverse", "u")]
+        chunks_products_bwd_kernel[(tiles,)](v, *given_parts, do, du, dS, found[2], *products, **settings)
 
         # Rows.
         scalar = g is not None and g.shape[-1] == 1
@@ -857,8 +856,10 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
         if bonus is not None:
             found[6] = bonus.new_empty(tiles, K)
         settings = {**sizes, **levels, "E": BLOCK, "sequences": q.shape[1], **ROWS}
-        used = parts["c"], parts["u"], S, do, du, dS, *products, *found[:2], *found[3:]
-        chunks_rows_bwd_kernel[(tiles, blocks)](*given, *used, **settings)
+        written = *found[:2], *found[3:]
+        chunks_rows_bwd_kernel[(tiles, blocks)](
+            *given, parts["c"], parts["u"], S, do, du, dS, *products, *written, **settings
+        )
 
         # Sums over blocks, and over chunks and sequences.
         if scalar and blocks > 1:
@@ -872,7 +873,7 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
 
 def _recurred(given: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], Tensor]:
     """Return sizes of all launches, settings of products, the parts that ``within`` writes, and the states."""
-    q, k, v, g, a, b, _ = given
+    q, _, v, g, a, b, _ = given
     R, B, T, H, K = q.shape
     V, N = v.shape[-1], v.shape[2] // T
     tiles = R * B * H * triton.cdiv(T * N, CHUNK)
@@ -886,7 +887,8 @@ def _recurred(given: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], d
     }
 
     # Parts of each chunk.
-    widths = {"q_in": K, "x_out": K, "k_out": K, "qx": CHUNK, "qk": CHUNK, "bk": CHUNK, "inverse": CHUNK, "w": K, "u": V}
+    widths = dict.fromkeys(("q_in", "x_out", "k_out"), K) | dict.fromkeys(("qx", "qk", "bk", "inverse"), CHUNK)
+    widths |= {"w": K, "u": V}
     absent = {"k_out", "qk", "bk"} if a is None else set()
     absent |= {"inverse", "w", "u"} if b is None else set()
     parts: dict[str, Any] = {"c": None if g is None else g.new_empty(tiles, CHUNK, G)}
