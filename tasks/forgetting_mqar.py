@@ -48,7 +48,7 @@ class ForgettingRecall(Task):
             vocab_size: the filler, keys and values together; half are values.
             length: tokens in a sequence, four for each key and two for each update, or more.
             pairs: keys in a sequence, and queries.
-            updates: how often a key is written again.
+            updates: how many times any of the keys is written again.
             alpha: exponent of the power law of the queries' places: near 0 most come soon, 1 is uniform.
         """
 
@@ -80,7 +80,7 @@ class ForgettingRecall(Task):
     name = "forgetting-mqar"
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {"updates": (0, 4, 16), "vocab_size": (512, 2048, 8192)}
     ladder = Ladder(
-        axis="keys written again",
+        axis="new values of keys",
         rungs={
             updates: {"updates": updates, "length": 32 + 2 * updates, "vocab_size": max(64, 16 + 2 * updates)}
             for updates in (0, 4, 8, 16, 32, 64)

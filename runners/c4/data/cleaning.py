@@ -81,8 +81,8 @@ def clean_documents(manuals: Mapping[Path, Path]) -> dict[Split, list[str]]:
 
     Print how many files were left out, and why. No validation document is a near-duplicate of a training document,
     because all near-duplicates are removed. Pages of one manual resemble each other in other ways, too, so manuals are
-    held out as a whole, as long as they are small enough; if none is, single documents are. The documents of both
-    splits are in a random order that depends only on the texts.
+    held out as a whole, as long as they are small enough; if none is, single documents are. Both splits are in a random
+    order. It depends only on the texts, and what is held out only on them and on the names of the manuals.
 
     Args:
         manuals: the files, each with its manual.
@@ -120,7 +120,8 @@ def clean_documents(manuals: Mapping[Path, Path]) -> dict[Split, list[str]]:
         pages_of[shortened[text]].append(text)
     most = max(1, len(documents) // HELD_OUT)
     validation: list[str] = []
-    for pages in pages_of.values():
+    for manual in sorted(pages_of, key=lambda manual: digest_of(manual.name)):
+        pages = pages_of[manual]
         validation += pages if len(validation) + len(pages) <= most else []
     validation = validation or documents[:most]
     held_out = set(validation)

@@ -266,7 +266,7 @@ def test_a_clean_corpus_holds_out_whole_documents_that_nothing_in_training_resem
     assert not any(slow_similarity(held, text) >= SIMILAR for held in found["validation"] for text in found["train"])
     assert not any("|" in text for texts in found.values() for text in texts)
 
-    # What is held out, and the order, depend on the texts alone.
+    # What is held out, and the order of documents, do not depend on the order of files.
     manuals = {file: Path(file.stem[:-1]) for file in files if file.stem.isdigit()}
     first, again = clean_documents(manuals), clean_documents(dict(reversed(manuals.items())))
     assert first == again
