@@ -54,9 +54,10 @@ def loop_of(module: nn.Module, settings: Hashable, function: Callable[[Tensor], 
 
 
 def _is_replayed(x: Any) -> bool:
-    if not x.is_cuda or _looping or isinstance(x, FakeTensor) or torch.compiler.is_compiling():
+    """Return whether a loop over x is replayed: on a GPU, in no other loop, trace, ``vmap`` or graph of the caller's."""
+    if not x.is_cuda or _looping or isinstance(x, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(x):
         return False
-    return not (torch.cuda.is_current_stream_capturing() or torch._C._functorch.is_functorch_wrapped_tensor(x))
+    return not (torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing())
 
 
 def _loop_method(name: Hashable, function: Callable[..., Any], outputs: int, differentiated: Sequence[bool]) -> Method:
