@@ -92,9 +92,8 @@ class Chunk(NamedTuple):
 
 CHUNKS = [
     Chunk(256, 64, 29, 1, True, True, layers=2, fit=4, order=3),  # a cluster for each tile
-    Chunk(256, 16, 11, 1, False, False, layers=2, fit=1, order=0),
     Chunk(256, 32, 50, 2, True, False, layers=1, fit=1, order=1),  # a cluster takes two tiles
-    Chunk(384, 64, 2, 1, False, True, layers=1, fit=2, order=2),
+    Chunk(384, 16, 2, 1, False, True, layers=1, fit=2, order=2),
     Chunk(384, 32, 13, 4, True, True, layers=1, fit=2, order=3),
 ]
 
