@@ -147,13 +147,8 @@ def test_other_layers_have_nothing_to_say_of_short_sequences(name: str) -> None:
 
 
 @each_layer
-def test_keeps_shape_and_dtype_whatever_the_length(name: str, values: dict[str, object]) -> None:
-    layer = build(name, values, torch.float32)
-    for length in LENGTHS:
-        z = layer(inputs(length, torch.float32))
-        assert z.shape == (3, length, SHAPE.width)
-        assert z.dtype == torch.float32
-    assert layer(torch.randn(0, 5, SHAPE.width)).shape == (0, 5, SHAPE.width)
+def test_a_batch_may_be_empty(name: str, values: dict[str, object]) -> None:
+    assert build(name, values, torch.float32)(torch.randn(0, 5, SHAPE.width)).shape == (0, 5, SHAPE.width)
 
 
 @pytest.mark.parametrize("name", MIXERS)
@@ -221,15 +216,6 @@ def test_layers_of_16_bits_compute_what_their_parameters_say(
 @each_layer
 def test_gpu_layers_of_16_bits_compute_what_their_parameters_say(name: str, values: dict[str, object]) -> None:
     check_16_bits(name, values, torch.bfloat16, "cuda")
-
-
-@each_layer
-def test_the_seed_or_a_state_dict_gives_the_same_layer(name: str, values: dict[str, object]) -> None:
-    layer, same, other = build(name, values), build(name, values), MIXERS[name](MIXERS[name].Config(**values), SHAPE)
-    z = layer(inputs(8))
-    assert torch.equal(same(inputs(8)), z)
-    other.double().load_state_dict(layer.state_dict())
-    assert torch.equal(other(inputs(8)), z)
 
 
 @each_layer

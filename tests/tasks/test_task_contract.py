@@ -137,13 +137,6 @@ def test_data_seed_changes_every_split(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_splits_differ_from_each_other(variant: str) -> None:
-    task = read(variant)
-    rows = [set(map(bytes, task.split(name).inputs_ST)) for name in ("validation", "test")]
-    assert not rows[0] & rows[1]
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
 def test_more_training_examples_begin_with_the_fewer_and_change_no_other_split(variant: str) -> None:
     few, many = (everything(small(variant, train_examples=count)) for count in (101, 209))
     train = many.pop("train")

@@ -1,6 +1,5 @@
 """Chunk kernels against plain PyTorch, run thread by thread on a CPU; on a GPU whole passes against the naive form."""
 
-import ctypes
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -321,18 +320,3 @@ def test_gpu_passes_agree_with_the_naive_form_and_repeat_bitwise(
     for name, reference in wanted.items():
         assert error(got[name], reference) <= 1.5 * error(naive[name], reference) + 1e-6, name
         assert torch.equal(got[name], again[name]), name
-
-
-def test_the_arguments_are_those_of_the_sources() -> None:
-    types = {"i64": ctypes.c_int64, "int": ctypes.c_int, "float": ctypes.c_float}
-    for direction, arguments in (("forward", chunk.ForwardArguments), ("backward", chunk.BackwardArguments)):
-        text = chunk.source(direction)  # type: ignore[arg-type]
-        declaration = text.partition("struct Arguments {")[2].partition("};")[0]
-        fields = []
-        for line in declaration.splitlines():
-            code = line.partition("//")[0].strip().removeprefix("const ").replace("* ", " *")
-            kind, _, names = code.partition(" ")
-            for name in filter(None, names.rstrip(";").split(",")):
-                pointer = name.strip().startswith("*")
-                fields.append((name.strip().lstrip("*"), ctypes.c_void_p if pointer else types[kind]))
-        assert fields == arguments._fields_

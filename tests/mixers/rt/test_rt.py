@@ -13,7 +13,6 @@ from mixers.rt.layer import RecurrentTransformer
 from mixers.rt.naive import Weights
 from mixers.rt.native.passes import library
 from mixers.rt.tiled.attention import Tile, _own_block_logits, _tile_logits
-from mixers.rt.tiled.passes import tiles
 from mixers.transformer import Transformer
 
 TOLERANCE = 1e-12  # relative, float64: the ladder's first rung
@@ -122,14 +121,6 @@ def test_passes_gradcheck() -> None:
         return recurrence(x, q, k, v, Weights(*rest), slopes, 0.7, 1, "tiled")
 
     assert torch.autograd.gradcheck(function, leaves, check_undefined_grad=False)
-
-
-@pytest.mark.parametrize("blocks", range(1, 70))
-def test_tiles_show_each_query_every_earlier_key_exactly_once(blocks: int) -> None:
-    seen = torch.zeros(blocks, blocks, dtype=torch.int64)
-    for keys, queries in tiles(blocks):
-        seen[queries, keys] += 1
-    assert torch.equal(seen, torch.ones(blocks, blocks, dtype=torch.int64).tril(-1))
 
 
 def test_tiled_adds_alibi_in_float32_to_logits_of_bfloat16() -> None:
