@@ -350,8 +350,3 @@ def test_an_extrapolation_sequence_that_begins_with_a_training_sequence_is_an_ov
         scored_ST=np.concatenate([train.scored_ST] * 2, axis=1),
     )
     assert task.examples(twice) == task.examples(train)
-
-
-def test_unknown_split_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        small("compression").batch("dev")
