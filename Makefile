@@ -15,7 +15,7 @@ demo: $(READY)
 # would compile the code again.
 test: $(READY)
 	@$(MAKE) --no-print-directory lint > $(VENV)/lint.log 2>&1 & lint=$$!; \
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto; tests=$$?; \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --dist worksteal; tests=$$?; \
 	wait $$lint; lint=$$?; cat $(VENV)/lint.log; exit $$((tests || lint))
 
 lint: $(READY)
