@@ -70,7 +70,8 @@ DATA = Page(
 Every task here has a training, a validation and a test split, which have random streams of their own and share no
 sequence; hyperparameters are chosen on validation. MAD has no validation split and chooses on the test split. Token
 accuracy is the share of scored positions; MAD's accuracy is an average over classes. All tasks train on 12,800
-sequences (memorization: 256) for 200 epochs at one length.
+sequences (memorization: 256) for 200 epochs at one length (modular arithmetic: at several). In profiles they train on
+102,400 sequences, each seen once, and the last six tasks of the list are in profiles alone.
 
 "Theirs" is the source. A task that is not listed is not compared yet.
 

@@ -42,8 +42,8 @@ def find_places(name: str, independent: bool) -> list[torch.device]:
         independent: whether the parts of the work are, and many; then one thread for each is faster than several.
     """
     devices = find_devices(name)
-    shares = independent and devices[0].type == "cpu"
-    return devices * min(MOST_PROCESSES, torch.get_num_threads()) if shares else devices
+    several = independent and devices[0].type == "cpu"
+    return devices * (min(MOST_PROCESSES, torch.get_num_threads()) if several else 1)
 
 
 @contextmanager

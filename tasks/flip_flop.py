@@ -38,11 +38,14 @@ class FlipFlop(Task):
     Source: Liu et al. 2023 (arXiv:2306.00946), FFL(0.8) with FFL(0.98) and FFL(0.1) for evaluation.
 
     Differs from the reference:
-        Liu et al. 2023, arXiv:2306.00946.
+        Liu et al. 2023, arXiv:2306.00946, and the card of their data,
+        https://huggingface.co/datasets/synthseq/flipflop. We found no training code of theirs.
 
-        - training: 12,800 sequences, each read 200 times; theirs draws new ones.
-        - evaluation: 1,280 sequences in each set, too few to see errors that are rare; theirs counts them on larger
-          sets.
+        - targets: the bits of reads alone. Public repetitions call that the "clean" mode of theirs; not checked against
+          the authors' text.
+        - training: 12,800 sequences, each read 200 times; theirs publishes 1.6 million of the same length.
+        - evaluation: 1,280 sequences in each set, too few to see errors that are rare; theirs has 16,000 of FFL(0.8),
+          160,000 of FFL(0.98) and 4,000 of FFL(0.1).
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -32,12 +32,18 @@ class ForgettingRecall(Task):
     Source: https://github.com/HazyResearch/zoology, ``forgetting_mqar.py``.
 
     Differs from the reference:
-        https://github.com/HazyResearch/zoology, zoology/data/forgetting_mqar.py.
+        https://github.com/HazyResearch/zoology, zoology/data/forgetting_mqar.py and
+        zoology/experiments/mqar_example_configs/forgetting_configs.py.
 
-        - sequences: all values differ; in theirs a new value differs from the key's old one alone. Token 0 stands where
-          nothing is asked; theirs has random tokens there, keys and values among them (``random_non_queries``).
-          ``alpha`` is 0.1; theirs is 0.01 (``power_a``), so that queries come sooner.
-        - training: 12,800 sequences with 16 pairs and 8 updates; the default of theirs is 8 pairs and 4 updates.
+        - tokens: a vocabulary of 256; theirs has 8,192.
+        - sequences: all values differ; theirs draws a new value that differs from the value of one key, but not always
+          of the key that is written again (``original_values[i, j]``), which so may keep its value. A key can be
+          written again several times; in theirs at most once. Token 0 stands where nothing is asked; theirs has random
+          tokens there, keys and values among them (``random_non_queries``). ``alpha`` is 0.1; theirs is 0.01
+          (``power_a``), so that queries come sooner.
+        - training: 12,800 sequences of 128 tokens with 16 pairs and 8 updates; theirs has 180,000 of 64 to 256 tokens
+          with 4 to 36 pairs and always 4 updates.
+        - evaluation: sequences like those of training; theirs has up to 2,048 tokens with 256 pairs.
     """
 
     @dataclass(frozen=True, kw_only=True)

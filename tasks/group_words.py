@@ -48,15 +48,22 @@ class GroupWords(RunningProduct):
         targets   4  4  0  4  1  5  3  1
         scored    ^  ^  ^  ^  ^  ^  ^  ^
 
-    Source: Merrill et al. 2024 (arXiv:2404.08819), whose groups of 60 elements are ``Z60``, ``A4xZ5`` and ``A5``. The
-    tasks ``parity`` (Z2) and ``s5-permutations`` are words of the same kind, in streams of their own.
+    Source: Merrill et al. 2024 (arXiv:2404.08819), whose groups of 60 elements are ``Z60``, ``A4xZ5`` and ``A5``. Siems
+    et al. 2025 (arXiv:2502.10297) train on 128 elements of ``S3``, ``S4``, ``A5`` and ``S5`` and test on 512 (S3 from
+    their README, the others at second hand). The tasks ``parity`` (Z2) and ``s5-permutations`` are words of the same
+    kind, in streams of their own.
 
     Differs from the reference:
-        Merrill et al. 2024, section 5, and https://github.com/jopetty/word-problem.
+        Merrill et al. 2024, section 6, and https://github.com/jopetty/word-problem, src/generate_data.py and
+        src/main.py.
 
-        - tokens: permutations are numbered in lexicographic order of their images, and the one that is read first acts
-          first; theirs have the numbers of the package abstract_algebra.
-        - training: 12,800 sequences of 16 elements; theirs has a data set for each length.
+        - tokens: the permutation that is read first acts first; in theirs the last one does (package abstract_algebra).
+          Where permutations have the names of their inverses, that is the same task. Both number them in lexicographic
+          order. Theirs begins with a token, at which the token itself is asked for; with such a token here (``begin``)
+          it is the neutral element.
+        - training: 12,800 sequences of 16 elements; theirs has 80% of a data set of each length, up to about a million
+          to judge by its size, and with them all pairs of elements.
+        - evaluation: also 32 and 64 elements; theirs has the lengths of training, up to about 20.
         - added: several tokens for each element (``copies``).
     """
 

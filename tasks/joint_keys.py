@@ -33,11 +33,16 @@ class JointKeys(Task):
     Source: https://github.com/HazyResearch/zoology, ``compositional_ar.py``.
 
     Differs from the reference:
-        https://github.com/HazyResearch/zoology, zoology/data/compositional_ar.py.
+        https://github.com/HazyResearch/zoology, zoology/data/compositional_ar.py and
+        zoology/experiments/mqar_example_configs/composition_configs.py.
 
-        - sequences: token 0 stands where nothing is asked; theirs has random tokens there, keys and values among them
+        - tokens: a vocabulary of 192; theirs has 8,192.
+        - sequences: token 0 stands where nothing is asked, as in one of their settings
+          (composition_configs_random_false.py); their default has random tokens there, keys and values among them
           (``random_non_queries``). ``alpha`` is 0.1; theirs is 0.01 (``power_a``), so that queries come sooner.
-        - training: 12,800 sequences with a grid of 4 by 4; the default of theirs is 2 by 2.
+        - training: 12,800 sequences of 128 tokens with a grid of 4 by 4; theirs has 180,000 of 64 to 256 tokens with
+          grids of 2 by 2 to 6 by 6.
+        - evaluation: sequences like those of training; theirs has up to 2,048 tokens with a grid of 16 by 16.
     """
 
     @dataclass(frozen=True, kw_only=True)

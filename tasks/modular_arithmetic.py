@@ -40,17 +40,23 @@ class ModularArithmetic(Extrapolation):
         targets  _ _ _ _ _ _ _ _ _ _ _ _ _ 0
         scored   . . . . . . . . . . . . . ^
 
-    Source: Delétang et al. 2023 (arXiv:2207.02098), "modular arithmetic (simple)" and "modular arithmetic"; lengths and
+    Source: Delétang et al. 2023 (arXiv:2207.02098), "modular arithmetic (simple)" and "modular arithmetic"; ``=`` and
     the scored position of Grazzi et al. 2025 (arXiv:2411.12537).
 
     Differs from the reference:
         Delétang et al. 2023 and https://github.com/google-deepmind/neural_networks_chomsky_hierarchy,
-        tasks/regular/modular_arithmetic.py and tasks/dcf/modular_arithmetic_brackets.py.
+        tasks/regular/modular_arithmetic.py, tasks/dcf/modular_arithmetic_brackets.py and training/; Grazzi et al. 2025,
+        appendix E.1, https://github.com/NX-AI/xlstm, experiments/data/formal_language, which they extend, and a copy of
+        their code, https://github.com/adankow/unlocking_state_tracking.
 
-        - sequences: within brackets ``*`` is as frequent as ``+`` and ``-``; in theirs it is an option.
-        - training: 12,800 expressions of 4 to 40 tokens, each read 200 times; theirs draws new ones of 1 to 40 tokens
-          for every batch.
-        - evaluation: 40, 80 and 160 tokens; theirs has lengths up to 500.
+        - tokens: ``=`` ends an expression, as in Grazzi et al.; Delétang et al. ask at an empty token behind it.
+        - training: 12,800 expressions of 4 to 40 tokens with their ``=``, each read 200 times. Delétang et al. draw new
+          ones of 1 to 40 symbols, of one length in a batch; Grazzi et al. too, of 3 to 40 tokens, the answer among them
+          and, with brackets, a token of padding.
+        - evaluation: 40, 80 and 160 tokens; Delétang et al. have all lengths from 41 to 500, Grazzi et al. 8,192
+          expressions of 40 to 256 tokens.
+        - left out: brackets without ``*``, the default of both generators (``mult``). Delétang et al. switch it on
+          (training/constants.py); Grazzi et al. have both (table 5).
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -40,14 +40,19 @@ class MultiQueryRecall(Extrapolation):
     Source: Arora et al. 2023 (arXiv:2312.04927), "multi-query associative recall".
 
     Differs from the reference:
-        Arora et al. 2023 and https://github.com/HazyResearch/zoology, zoology/data/multiquery_ar.py.
+        Arora et al. 2023 and https://github.com/HazyResearch/zoology, zoology/data/multiquery_ar.py and
+        zoology/experiments/paper/zoology_figure2.py.
 
         - tokens: a vocabulary of 256; theirs has 8,192.
-        - sequences: token 0 stands where nothing is asked; theirs has random tokens there (``random_non_queries``),
-          which is an option here (``random_filler``). ``alpha`` is 0.1; theirs is 0.01 (``power_a``), so that queries
-          come sooner.
-        - training: 12,800 sequences of one length with 16 pairs; theirs has 100,000 and more, of several lengths with 4
-          to 64 pairs, and batches of one length. Here several lengths are an option (``mixture``), in all batches.
+        - sequences: ``alpha`` is 0.1; theirs is 0.01 (``power_a``), so that queries come sooner. Token 0 stands where
+          nothing is asked, as in their figure 2; the default of their code, which later papers use, has random tokens
+          there (``random_non_queries``), an option here (``random_filler``).
+        - training: 12,800 sequences of 128 tokens with 16 pairs, each read 200 times; theirs has 100,000, each read 64
+          times, in trainings of their own for 64, 128, 256 and 512 tokens with 4, 8, 16 and 64 pairs. Arora et al. 2024
+          (arXiv:2402.18668; paper_configs/arxiv24_based_figure2/configs.py) train on a mixture of 180,000 with 4 to 64
+          pairs, in batches of one length. That is an option here (``mixture``), in batches of all lengths.
+        - evaluation: longer sequences and more pairs; theirs has 3,000 like those of training. Arora et al. 2024 have
+          up to 1,024 tokens with 256 pairs.
         - left out: several passes over the pairs (``num_passes``).
     """
 

@@ -33,11 +33,17 @@ class MultiHop(Task):
     Source: Allen-Zhu 2025 (arXiv:2512.17351), "Depo".
 
     Differs from the reference:
-        Allen-Zhu 2025, arXiv:2512.17351, "Depo".
+        Allen-Zhu 2025, arXiv:2512.17351, "Depo", appendix A.1. The generator (``depo_data``) was read in a public copy;
+        not checked against the author's repository.
 
-        - tokens: a node is one token; in theirs its name has one or more.
-        - sequences: 16 nodes; in theirs their number varies. The answer does not follow its query; in theirs it does.
-        - evaluation: the largest number of hops alone.
+        - tokens: a node is one token; in theirs its name has 1 or 2 tokens (Depo1) or 5 to 7 (Depo2).
+        - sequences: one cycle of 16 nodes; theirs has 3 to N, small ones more often (N 225 to 375 in Depo1, 75 to 125
+          in Depo2), and several in 2,048 tokens. 16 queries, whose nodes may repeat; theirs has 10 or fewer of
+          different nodes.
+        - targets: the answer at its query, which it does not follow; in theirs it follows, after a token of its own.
+        - training: 12,800 sequences, each read 200 times, with up to 4 hops; theirs draws new ones, with up to 8
+          (Depo1) or 16 hops (Depo2), up to 4 for weaker models.
+        - evaluation: the largest number of hops; theirs also half of it, on cycles of N nodes.
     """
 
     @dataclass(frozen=True, kw_only=True)

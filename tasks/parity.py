@@ -34,13 +34,15 @@ class Parity(RunningProduct):
     (arXiv:2210.10749).
 
     Differs from the reference:
-        Delétang et al. 2023, arXiv:2207.02098, "parity check".
+        Delétang et al. 2023 and https://github.com/google-deepmind/neural_networks_chomsky_hierarchy,
+        tasks/regular/parity_check.py.
 
-        - targets: the parity so far at every position, as in Liu et al. 2023; theirs is asked once, behind the string,
-          which is an option here (``last_only``).
-        - training: 12,800 strings of 40 bits, each read 200 times; theirs draws new strings of 1 to 40 bits for every
-          batch. Shorter strings are an option here (``min_length``).
-        - evaluation: 40, 80 and 160 bits; theirs has lengths up to 500.
+        - targets: the parity so far at every position, as in Liu et al. 2023; theirs is asked once, at an empty token
+          behind the string. Grazzi et al. 2025 (arXiv:2411.12537) ask at the last bit, an option here (``last_only``).
+        - training: 12,800 strings of 40 bits, each read 200 times; theirs draws new strings of 1 to 40 bits, of one
+          length in a batch. Shorter strings are an option here (``min_length``); Grazzi et al. (code of xLSTM) have 3
+          to 40 tokens, the answer among them, so 2 to 39 bits.
+        - evaluation: 40, 80 and 160 bits; theirs has all lengths from 41 to 500.
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -34,15 +34,22 @@ class Permutations(RunningProduct):
         targets  2 4 0 4 5 5 4 3
         scored   ^ ^ ^ ^ ^ ^ ^ ^
 
-    Source: Merrill et al. 2024 (arXiv:2404.08819), word problem of S5; Liu et al. 2023 (arXiv:2210.10749).
+    Source: Merrill et al. 2024 (arXiv:2404.08819), word problem of S5, on which Grazzi et al. 2025 train
+    (arXiv:2411.12537, section 5.2); Liu et al. 2023 (arXiv:2210.10749).
 
     Differs from the reference:
-        Merrill et al. 2024, section 5, and https://github.com/jopetty/word-problem.
+        Merrill et al. 2024, section 6, and https://github.com/jopetty/word-problem, src/generate_data.py and
+        src/main.py.
 
-        - tokens: permutations are numbered in lexicographic order of their images, and the one that is read first acts
-          first; theirs have the numbers of the package abstract_algebra.
-        - training: 12,800 sequences of 16 permutations; theirs has a data set for each length.
-        - left out: A5 and other groups but S3 and S4.
+        - tokens: the permutation that is read first acts first; in theirs the last one does (package abstract_algebra).
+          Where permutations have the names of their inverses, that is the same task. Both number them in lexicographic
+          order. Theirs begins with a token, at which the token itself is asked for; with such a token here (``begin``)
+          it is the neutral element.
+        - training: 12,800 sequences of 16 permutations; theirs has 80% of a data set of each length, up to about a
+          million to judge by its size, and with them all pairs of elements.
+        - evaluation: also 32 and 64 permutations; theirs has the lengths of training, up to about 20.
+        - left out: A5, A4 x Z5 and Z60, on which they train (``group-words`` has them). S5 stands in their proofs and
+          data; Grazzi et al. train on 1.6 million sequences of 32 and test up to 500.
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,8 @@ class RunningProduct(Extrapolation):
 
     Other people's settings are options. With ``min_length``, training sequences have lengths of their own, and one more
     token, the last of the vocabulary, stands behind them; so it does before all sequences with ``begin``.
+    ``min_length`` and ``last_only`` are for Grazzi et al. 2025 (arXiv:2411.12537, appendix E.1), whose lengths count
+    the answer; ``begin`` is for Merrill et al. 2024 and Siems et al. 2025, who ask for the token itself at its place.
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -46,13 +46,8 @@ def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
     if not fits(table, console):
         table = printed_table(["mixer", *headings, "family"], [row[:-1] for row in rows])
     console.print(table)
-    by_widths: dict[tuple[int, int], list[str]] = {}
-    for choice in choices:
-        by_widths.setdefault((choice.shape.width, choice.shape.mlp_width), []).append(choice.label)
-    for (width, mlp_width), same in by_widths.items():
-        which = "" if len(same) == len(choices) else f"{', '.join(same)}: "
-        console.print(f"{which}width {width}, MLP {mlp_width}", soft_wrap=True)
-    console.print(FOOTNOTE)
+    widths = {f"width {choice.shape.width}, MLP {choice.shape.mlp_width}\n" for choice in choices}
+    console.print(*(widths if len(widths) == 1 else ()), FOOTNOTE, sep="")
 
 
 def print_plan(experiments: Sequence[Experiment], options: Options, console: Console) -> None:
@@ -104,7 +99,7 @@ def print_duration(experiments: Sequence[Experiment], options: Options, console:
     for experiment in experiments:
         layers.setdefault((experiment.label, experiment.shape), []).append(experiment)
 
-    seconds, places = 0.0, find_places(options.device, independent=True)
+    longest, places = 0.0, find_places(options.device, independent=True)
     with console.status("timing steps"), shared_threads(places):
         for ladders in layers.values():
             sizes = [(e.task_config.train_length, getattr(e.task_config, "vocab_size", 0)) for e in ladders]
@@ -121,11 +116,10 @@ def print_duration(experiments: Sequence[Experiment], options: Options, console:
                     np.interp(size[axis], [sizes[middle][axis], sizes[n][axis]], [0, rates[n] - rates[middle]])
                     for axis, n in enumerate(ends)
                 )
-                rate = rates[middle] + sum(more)
-                seconds += rate * size[0] * len(runs_of(e, options) if e.rung == START else seeds)
-    longest = spell(seconds * len({*places}) / len(places))
+                share = len(runs_of(e, options) if e.rung == START else seeds) * len({*places}) / len(places)
+                longest += (rates[middle] + sum(more)) * size[0] * share
     shorter = "rungs at the ceiling end early, rungs beyond reach are not trained, and what is finished is not repeated"
-    console.print(f"a whole profile takes at most about {longest} here; {shorter}", soft_wrap=True)
+    console.print(f"a whole profile takes at most about {spell(longest)} here; {shorter}", soft_wrap=True)
 
 
 def seconds_left(experiment: Experiment, runs: Sequence[Run], options: Options) -> float:

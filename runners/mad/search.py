@@ -65,7 +65,7 @@ from runners.mad.tables import print_study
 from runners.mad.training.loop import CurvePoint, train
 from runners.mad.training.protocol import Run
 from runners.progress import open_console
-from runners.records import Columns, Record, commit, read_all, table_of, versions, write
+from runners.records import Columns, Record, commit, name_older, read_all, table_of, versions, write
 from runners.runs import claimed
 from runners.search import Outcome, ask, catch_up, naming_storage, open_storage, open_study, report, tell
 
@@ -96,10 +96,18 @@ def train_studies(experiments: Sequence[Experiment], options: Options, console: 
         OSError: a file cannot be written.
         StoppedError: SIGINT or SIGTERM has come, and checkpoints are written.
     """
-    places = find_places(options.device, options.preset == "profile")[: len(experiments) * len(options.runs)]
+    # Classes of a notebook or a program are known to this process alone.
+    alone = any("__main__:" in name for e in experiments for name in (e.mixer, e.task))
+    most = 1 if alone else len(experiments) * len(options.runs)
+    places = find_places(options.device, options.preset == "profile")[:most]
     storage = open_storage(options.place)
-    helping = in_other_processes(places, experiments, options)
-    with naming_storage(options.place), Display(console, options) as display, helping, shared_threads(places):
+    name_older(options.out, partial(console.print, soft_wrap=True))
+    with (
+        naming_storage(options.place),
+        Display(console, options) as display,
+        in_other_processes(places, experiments, options),
+        shared_threads(places),
+    ):
         worker = Worker(options, places, places[0], storage, display)
         for n, experiment in enumerate(experiments):
             if not runs_of(experiment, options):
@@ -385,13 +393,9 @@ class Worker:
 def in_other_processes(
     places: Sequence[torch.device], experiments: Sequence[Experiment], options: Options
 ) -> Iterator[None]:
-    """Let a process in each place but the first train what it can claim, until all is finished or this one ends.
-
-    Classes of a notebook or a program are known to this process alone.
-    """
-    only_here = any("__main__:" in name for e in experiments for name in (e.mixer, e.task))
+    """Let a process in each place but the first train what it can claim, until all is finished or this one ends."""
     processes: list[BaseProcess] = []
-    if not only_here and any(missing_runs(experiment, options) for experiment in experiments):
+    if any(missing_runs(experiment, options) for experiment in experiments):
         context = multiprocessing.get_context("spawn")
         bare = [replace(experiment) for experiment in experiments]  # without their data
         for device in places[1:]:

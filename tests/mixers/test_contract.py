@@ -147,13 +147,8 @@ def test_other_layers_have_nothing_to_say_of_short_sequences(name: str) -> None:
 
 
 @each_layer
-def test_keeps_shape_and_dtype_whatever_the_length(name: str, values: dict[str, object]) -> None:
-    layer = build(name, values, torch.float32)
-    for length in LENGTHS:
-        z = layer(inputs(length, torch.float32))
-        assert z.shape == (3, length, SHAPE.width)
-        assert z.dtype == torch.float32
-    assert layer(torch.randn(0, 5, SHAPE.width)).shape == (0, 5, SHAPE.width)
+def test_a_batch_may_be_empty(name: str, values: dict[str, object]) -> None:
+    assert build(name, values, torch.float32)(torch.randn(0, 5, SHAPE.width)).shape == (0, 5, SHAPE.width)
 
 
 @pytest.mark.parametrize("name", MIXERS)
@@ -182,7 +177,7 @@ def test_depends_on_no_later_position(name: str, values: dict[str, object]) -> N
 @each_layer
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_gradients_are_finite(name: str, values: dict[str, object], dtype: torch.dtype) -> None:
-    layer, x = build(name, values, torch.float32), inputs(13, torch.float32).requires_grad_()
+    layer, x = build(name, values, torch.float32), inputs(7, torch.float32).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         layer(x).square().mean().backward()
     assert x.grad is not None
@@ -193,7 +188,7 @@ def test_all_gradients_are_finite(name: str, values: dict[str, object], dtype: t
 
 
 def check_16_bits(name: str, values: dict[str, object], dtype: torch.dtype, device: str) -> None:
-    layer, x = build(name, values, dtype).to(device), inputs(7, dtype).to(device).requires_grad_()
+    layer, x = build(name, values, dtype).to(device), inputs(5, dtype).to(device).requires_grad_()
     z = layer(x)
     gradients = torch.autograd.grad(z.float().square().mean(), [x, *layer.parameters()])
     state, steps = layer.init_state(3), []
@@ -221,24 +216,6 @@ def test_layers_of_16_bits_compute_what_their_parameters_say(
 @each_layer
 def test_gpu_layers_of_16_bits_compute_what_their_parameters_say(name: str, values: dict[str, object]) -> None:
     check_16_bits(name, values, torch.bfloat16, "cuda")
-
-
-@each_layer
-def test_shapes_can_be_found_without_memory(name: str, values: dict[str, object]) -> None:
-    layer, x = build(name, values, torch.float32).to("meta"), inputs(4, torch.float32).to("meta").requires_grad_()
-    z = layer(x)
-    z.sum().backward()
-    assert z.shape == x.shape
-    assert x.grad is not None
-
-
-@each_layer
-def test_the_seed_or_a_state_dict_gives_the_same_layer(name: str, values: dict[str, object]) -> None:
-    layer, same, other = build(name, values), build(name, values), MIXERS[name](MIXERS[name].Config(**values), SHAPE)
-    z = layer(inputs(8))
-    assert torch.equal(same(inputs(8)), z)
-    other.double().load_state_dict(layer.state_dict())
-    assert torch.equal(other(inputs(8)), z)
 
 
 @each_layer
@@ -276,7 +253,9 @@ OF_HEADS = [(name, {"heads": heads}, 5) for name in HAVING_HEADS for heads in (1
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "positions"), [*((*case, 27) for case in CASES), *OF_HEADS], ids=lambda value: str(value)
+    ("name", "values", "positions"),
+    [*((name, values, max(13, 2 * values.get("block", 1) + 1)) for name, values in CASES), *OF_HEADS],
+    ids=lambda value: str(value),
 )
 def test_the_state_is_counted_as_decoding_carries_it(name: str, values: dict[str, object], positions: int) -> None:
     """The largest state so far: one that is emptied at the end of a segment still needs its room."""

@@ -61,12 +61,17 @@ def solve_compression(inputs: Sequence[int], config: Any, train: Batch) -> Answe
     return {position: [token] for position, token in enumerate(inputs[:-1])}
 
 
+SHOWN: dict[Any, dict[int, int]] = {}
+"""Values of keys that training splits of memorization show."""
+
+
 def solve_memorization(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
     """Look the key up in the training split; an unknown one may have any value that the split does not show."""
     keys = (config.vocab_size - 1) // 2
-    shown: dict[int, int] = {}
-    for row, targets in zip(train.inputs_ST.tolist(), train.targets_ST.tolist(), strict=True):
-        shown.update(zip(row[0::2], targets[1::2], strict=True))
+    if config not in SHOWN:  # the training split is the same for all inputs
+        shown_SK, values_SK = train.inputs_ST[:, 0::2], train.targets_ST[:, 1::2]
+        SHOWN[config] = dict(zip(shown_SK.ravel().tolist(), values_SK.ravel().tolist(), strict=True))
+    shown = SHOWN[config]
     unused = sorted(set(range(keys, 2 * keys)) - set(shown.values()))
     return {i + 1: [shown[inputs[i]]] if inputs[i] in shown else unused for i in range(0, len(inputs), 2)}
 

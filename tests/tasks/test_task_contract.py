@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from tasks import TASKS
-from tasks.base import BLOCK, IGNORE, Accuracy, Batch, Split, SplitOverlapError, Task
+from tasks.base import IGNORE, Accuracy, Batch, Split, SplitOverlapError, Task
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
 SPLITS: tuple[Split, ...] = get_args(Split)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in TASKS},
@@ -136,20 +137,13 @@ def test_data_seed_changes_every_split(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_splits_differ_from_each_other(variant: str) -> None:
-    task = read(variant)
-    rows = [set(map(bytes, task.split(name).inputs_ST)) for name in ("validation", "test")]
-    assert not rows[0] & rows[1]
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
 def test_more_training_examples_begin_with_the_fewer_and_change_no_other_split(variant: str) -> None:
-    few, many = (everything(small(variant, train_examples=count)) for count in (BLOCK + 1, 2 * BLOCK + 9))
+    few, many = (everything(small(variant, train_examples=count)) for count in (101, 209))
     train = many.pop("train")
     prefix = Batch(
-        inputs_ST=train.inputs_ST[: BLOCK + 1],
-        targets_ST=train.targets_ST[: BLOCK + 1],
-        scored_ST=train.scored_ST[: BLOCK + 1],
+        inputs_ST=train.inputs_ST[:101],
+        targets_ST=train.targets_ST[:101],
+        scored_ST=train.scored_ST[:101],
     )
     for name, batch in ({"train": prefix} | many).items():
         assert_equal(few[name], batch)
@@ -169,7 +163,8 @@ def test_global_random_state_is_neither_read_nor_changed(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_fingerprint_is_stable(variant: str) -> None:
+def test_fingerprint_is_stable(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # whole blocks
     found = make(variant).fingerprint()
     line = f'    "{variant}": "{found}",'
     assert FINGERPRINTS.get(variant) == found, f"a new task, or data changed on purpose: FINGERPRINTS needs\n{line}"
@@ -206,7 +201,7 @@ def test_sweeps_are_valid_settings_beside_the_baseline(name: str) -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_ladder_is_six_rungs_of_data_that_ask_for_more_than_chance(name: str) -> None:
-    for task in rungs(name, train_examples=BLOCK, eval_examples=100):
+    for task in rungs(name, train_examples=100, eval_examples=100):
         assert task.chance("test").token < task.ceiling("test").token
 
 
@@ -227,7 +222,8 @@ def rungs(name: str, **settings: int) -> list[Task]:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_worked_example_of_the_docstring(name: str) -> None:
+def test_worked_example_of_the_docstring(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # whole blocks
     task_class = TASKS[name]
     doc = inspect.getdoc(task_class) or ""
     assert re.search(r"arXiv:\S|doi:\S|https?://|new here", doc), "cites its source, or says that it is new here"
@@ -354,8 +350,3 @@ def test_an_extrapolation_sequence_that_begins_with_a_training_sequence_is_an_ov
         scored_ST=np.concatenate([train.scored_ST] * 2, axis=1),
     )
     assert task.examples(twice) == task.examples(train)
-
-
-def test_unknown_split_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        small("compression").batch("dev")

@@ -11,6 +11,7 @@ from tasks.base import Accuracy, Batch, Task
 from tasks.memorization import Memorization
 from tests.tasks.solvers import SOLVERS, Answers
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
 SMALL = {"train_examples": 200, "eval_examples": 200}
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in TASKS),
@@ -103,7 +104,10 @@ def test_memorization_ceiling_is_the_mean_over_all_guesses_of_the_unknown_keys(t
     ("vocab", "sequence", "token"),
     [(256, 1.0, 1.0), (2048, 0.7373, 0.9815), (4096, 0.1005, 0.8650), (8192, 0.0007, 0.6325)],
 )
-def test_memorization_states_what_the_training_examples_never_show(vocab: int, sequence: float, token: float) -> None:
+def test_memorization_states_what_the_training_examples_never_show(
+    vocab: int, sequence: float, token: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # whole blocks
     # 4,096 keys drawn with replacement out of K leave out a share of about exp(-4096 / K).
     task = Memorization(Memorization.Config(vocab_size=vocab, eval_examples=400))
     ceiling = task.ceiling("test")

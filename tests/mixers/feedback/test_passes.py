@@ -115,7 +115,7 @@ def check_float32(case: Case) -> None:
         Case(2, 1, 2, 5, 32, 2, 24),
         Case(3, 1, 1, 17, 48, 3, 40),
         Case(2, 2, 1, 18, 16, 1, 16, qk_norm=False),
-        Case(2, 1, 1, 33, 16, 1, 16),
+        Case(1, 1, 1, 33, 16, 1, 16),
     ],
 )
 def test_interpreted(case: Case) -> None:

@@ -190,8 +190,10 @@ def test_a_run_is_the_same_in_company() -> None:
 def test_float32(kind: str, shape: tuple[int, int, int, int], scale: int) -> None:
     """Gradients of decays are running sums over all pairs: their rounding grows with the pairs of a position."""
     tensors = draw(KINDS[kind], *shape, scale)
-    tolerance = 1e-5 * max(1, KINDS[kind].pairs)
-    assert max(errors(results(tensors, torch.float32), results(tensors, None))) <= tolerance
+    found = errors(results(tensors, torch.float32), results(tensors, None))
+    if KINDS[kind].G:
+        assert found.pop(4) <= 1e-5 * max(1, KINDS[kind].pairs)
+    assert max(found) <= 1e-5
 
 
 @pytest.mark.gpu
@@ -200,11 +202,11 @@ def test_float32(kind: str, shape: tuple[int, int, int, int], scale: int) -> Non
 def test_bfloat16_rounds_rows_alone(kind: str) -> None:
     """Inputs that bfloat16 holds exactly: what is left is the rounding of outputs and of gradients, 2^-9 each.
 
-    By the delta rule what is written to the state is a row in memory too, and is rounded once more.
+    What several pairs of a position write to the state are rows in memory too, and are rounded once more.
     """
     tensors = draw(KINDS[kind], 2, 5, 100, 4, 4)
     tensors = [None if y is None else y.bfloat16().double() for y in tensors]
-    roundings = 3 if KINDS[kind].pairs else 2
+    roundings = 3 if KINDS[kind].pairs > 1 else 2
     assert max(errors(results(tensors, torch.bfloat16), results(tensors, None))) <= roundings * 2**-9
 
 

@@ -1,6 +1,5 @@
 """Chunk kernels against plain PyTorch, run thread by thread on a CPU; on a GPU whole passes against the naive form."""
 
-import ctypes
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -92,9 +91,8 @@ class Chunk(NamedTuple):
 
 CHUNKS = [
     Chunk(256, 64, 29, 1, True, True, layers=2, fit=4, order=3),  # a cluster for each tile
-    Chunk(256, 16, 11, 1, False, False, layers=2, fit=1, order=0),
     Chunk(256, 32, 50, 2, True, False, layers=1, fit=1, order=1),  # a cluster takes two tiles
-    Chunk(384, 64, 2, 1, False, True, layers=1, fit=2, order=2),
+    Chunk(384, 16, 2, 1, False, True, layers=1, fit=2, order=2),
     Chunk(384, 32, 13, 4, True, True, layers=1, fit=2, order=3),
 ]
 
@@ -322,18 +320,3 @@ def test_gpu_passes_agree_with_the_naive_form_and_repeat_bitwise(
     for name, reference in wanted.items():
         assert error(got[name], reference) <= 1.5 * error(naive[name], reference) + 1e-6, name
         assert torch.equal(got[name], again[name]), name
-
-
-def test_the_arguments_are_those_of_the_sources() -> None:
-    types = {"i64": ctypes.c_int64, "int": ctypes.c_int, "float": ctypes.c_float}
-    for direction, arguments in (("forward", chunk.ForwardArguments), ("backward", chunk.BackwardArguments)):
-        text = chunk.source(direction)  # type: ignore[arg-type]
-        declaration = text.partition("struct Arguments {")[2].partition("};")[0]
-        fields = []
-        for line in declaration.splitlines():
-            code = line.partition("//")[0].strip().removeprefix("const ").replace("* ", " *")
-            kind, _, names = code.partition(" ")
-            for name in filter(None, names.rstrip(";").split(",")):
-                pointer = name.strip().startswith("*")
-                fields.append((name.strip().lstrip("*"), ctypes.c_void_p if pointer else types[kind]))
-        assert fields == arguments._fields_

@@ -400,16 +400,16 @@ def test_gpu_two_passes_at_the_same_time() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's case; on a GPU the tests above run compiled")
 def test_the_layer_trains_through_the_kernels_with_runs_stacked_by_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "group_size", lambda layers, sequences: 16)
-    shape = Shape(width=64, mlp_width=64)
+    shape = Shape(width=32, mlp_width=32)
     gradients = {}
     for implementation in ("naive", "fused", "wavefront"):
         layers = []
         for seed in range(2):
             torch.manual_seed(seed)
-            config = RecurrentTransformer.Config(heads=4, implementation=implementation)  # type: ignore[arg-type]
+            config = RecurrentTransformer.Config(heads=2, implementation=implementation)  # type: ignore[arg-type]
             layers.append(RecurrentTransformer(config, shape))
         params, _ = torch.func.stack_module_state(layers)
-        x = torch.randn(2, 2, 5, 64, generator=torch.Generator().manual_seed(2))
+        x = torch.randn(2, 2, 5, 32, generator=torch.Generator().manual_seed(2))
         z = torch.func.vmap(lambda p, y, layer=layers[0]: torch.func.functional_call(layer, p, (y,)))(params, x)
         gradients[implementation] = [z, *torch.autograd.grad(z.square().sum(), list(params.values()))]
     for method in ("fused", "wavefront"):

@@ -13,7 +13,6 @@ from mixers.rt.layer import RecurrentTransformer
 from mixers.rt.naive import Weights
 from mixers.rt.native.passes import library
 from mixers.rt.tiled.attention import Tile, _own_block_logits, _tile_logits
-from mixers.rt.tiled.passes import tiles
 from mixers.transformer import Transformer
 
 TOLERANCE = 1e-12  # relative, float64: the ladder's first rung
@@ -87,7 +86,7 @@ def test_a_block_as_long_as_the_sequence_is_the_transformer(implementation: str,
     torch.testing.assert_close(rt(x), transformer(x), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 63, 64, 100])
+@pytest.mark.parametrize("length", [1, 2, 7, 31, 32, 50])
 @pytest.mark.parametrize(("kv_norm", "k_norm"), [(True, True), (False, True), (True, False)])
 def test_tiled_equals_naive_in_output_and_every_gradient(length: int, kv_norm: bool, k_norm: bool) -> None:
     assert_equal_to_oracle("tiled", *case(2, 2, length, kv_norm=kv_norm, k_norm=k_norm), scale=0.7, block=1)
@@ -98,7 +97,7 @@ def test_fake_tensors_have_shapes_alone(implementation: str) -> None:
     """Costs of models that are too large for the machine are counted with them."""
     with FakeTensorMode():
         config = RecurrentTransformer.Config(heads=4, implementation=implementation)  # type: ignore[arg-type]
-        x = torch.randn(2, 9, 16).requires_grad_()
+        x = torch.randn(2, 5, 16).requires_grad_()
         z = RecurrentTransformer(config, Shape(width=16, mlp_width=32))(x)
         z.sum().backward()
     assert z.shape == x.shape
@@ -114,7 +113,7 @@ def test_tiled_equals_naive_in_blocks(length: int, block: int) -> None:
 
 def test_passes_gradcheck() -> None:
     """Against finite differences: implementations could share an error, this could not."""
-    inputs, weights, slopes = case(1, 1, 6, width=4, heads=2, hidden=6)
+    inputs, weights, slopes = case(1, 1, 5, width=4, heads=2, hidden=3)
     leaves = [*inputs, *(w for w in weights if w is not None)]
 
     def function(*tensors: Tensor) -> Tensor:
@@ -122,14 +121,6 @@ def test_passes_gradcheck() -> None:
         return recurrence(x, q, k, v, Weights(*rest), slopes, 0.7, 1, "tiled")
 
     assert torch.autograd.gradcheck(function, leaves, check_undefined_grad=False)
-
-
-@pytest.mark.parametrize("blocks", range(1, 70))
-def test_tiles_show_each_query_every_earlier_key_exactly_once(blocks: int) -> None:
-    seen = torch.zeros(blocks, blocks, dtype=torch.int64)
-    for keys, queries in tiles(blocks):
-        seen[queries, keys] += 1
-    assert torch.equal(seen, torch.ones(blocks, blocks, dtype=torch.int64).tril(-1))
 
 
 def test_tiled_adds_alibi_in_float32_to_logits_of_bfloat16() -> None:

@@ -221,14 +221,15 @@ def test_after_a_kill_at_any_moment_the_corpus_is_that_of_an_uninterrupted_run(
     ],
 )
 def test_damage_of_any_file_is_found_and_named(source: Source, tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    folder = source.prepare(tmp_path / "out").folder
+    some = tmp_path / "out", 2 * SHARD, SHARD
+    folder = source.prepare(*some).folder
     for path in sorted(folder.glob("*.npy" if damage is Path.unlink else "*")):
         content = path.read_bytes()
         damage(path)
         with pytest.raises(ValueError, match=f"{path.name} is damaged .*: delete the folder {folder}"):
-            source.prepare(tmp_path / "out")
+            source.prepare(*some)
         path.write_bytes(content)
-    source.prepare(tmp_path / "out")
+    source.prepare(*some)
 
 
 def test_other_data_or_another_tokenizer_is_another_corpus(source: Source, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ VOCABULARY = 16
 
 def ensemble(mixer: str, device: torch.device) -> tuple[Ensemble, Tensor, Tensor]:
     """Runs of a layer, with inputs and targets; on a GPU as many as in a search."""
-    count, batch, length = (10, 128, 24) if device.type == "cuda" else (2, 4, 40)
+    count, batch, length = (10, 128, 24) if device.type == "cuda" else (2, 4, 20)
     layer, shape = find_mixer(mixer), Shape(width=64, mlp_width=128, layers=len(members_of(mixer)))
     build = partial(LanguageModel, layer, layer.Config(), shape, VOCABULARY)
     runs = [Run(lr=1e-3, weight_decay=0.1, seed=seed) for seed in range(count)]
