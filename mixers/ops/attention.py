@@ -122,7 +122,9 @@ def attend(q_BID: Tensor, k_BJD: Tensor, v_BJD: Tensor, bias_HIJ: Tensor) -> Ten
     """Return softmax attention (B, I, D) of I queries to J pairs with a bias on the logits, heads concatenated."""
     heads, (k_BJD, v_BJD) = len(bias_HIJ), (y.to(q_BID.dtype) for y in (k_BJD, v_BJD))
     split = (rearrange(y, "b j (h k) -> b h j k", h=heads) for y in (q_BID, k_BJD, v_BJD))
-    a_BHIK = over_batch(partial(biased_attention, bias_HIJ=bias_HIJ.to(q_BID)), *split)
+    attended = partial(biased_attention, bias_HIJ=bias_HIJ.to(q_BID))
+    # On a CPU the weights are kept for the backward pass, because exponentials take longer than anything else.
+    a_BHIK = attended(*split) if q_BID.device.type == "cpu" else over_batch(attended, *split)
     return rearrange(a_BHIK, "b h i k -> b i (h k)")
 
 
