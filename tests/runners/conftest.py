@@ -12,12 +12,8 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_files() -> Iterator[None]:
-    """Read a file of the shipped results once a process; wait for no disk, whose power no test cuts.
-
-    A command line is read without the source of its classes, whose docstrings say all: it takes a fifth of the time.
-    """
+    """Read a file of the shipped results once a process; wait for no disk, whose power no test cuts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("docstring_parser.parser.add_attribute_docstrings", lambda *_: None)
         patch.setattr(os, "fsync", lambda handle: None)
         if records := sys.modules.get("runners.records"):  # needs libraries that tests on a GPU do without
             from mixers import origin
