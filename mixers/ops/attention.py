@@ -122,7 +122,8 @@ def attend(q_BID: Tensor, k_BJD: Tensor, v_BJD: Tensor, bias_HIJ: Tensor) -> Ten
     """Return softmax attention (B, I, D) of I queries to J pairs with a bias on the logits, heads concatenated."""
     heads, (k_BJD, v_BJD) = len(bias_HIJ), (y.to(q_BID.dtype) for y in (k_BJD, v_BJD))
     split = (rearrange(y, "b j (h k) -> b h j k", h=heads) for y in (q_BID, k_BJD, v_BJD))
-    a_BHIK = biased_attention(*split, bias_HIJ=bias_HIJ.to(q_BID))
+    q_BHIK, k_BHJK, v_BHJK = split
+    a_BHIK = biased_attention(q_BHIK, k_BHJK, v_BHJK, bias_HIJ.to(q_BID))
     return rearrange(a_BHIK, "b h i k -> b i (h k)")
 
 
