@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -82,8 +83,7 @@ def typed(kind: type[T], content: Any) -> T:
     Raises:
         ValidationError: an entry is missing or of another type; ``first_fault`` puts it in words.
     """
-    found: T = adapter(kind).validate_json(json.dumps(content), strict=True)
-    return found
+    return adapter(kind).validate_json(to_json(content), strict=True)
 
 
 def first_fault(error: ValidationError) -> str:

@@ -7,9 +7,12 @@ time; the rest is work on types, which repeats itself.
 import math
 import operator
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
+from triton._C.libtriton import interpreter as memory
 from triton.language import core
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
@@ -20,11 +23,12 @@ def quicken_interpreter() -> None:
     interpreter._patch_lang = _patch_once_a_module(interpreter._patch_lang)
     interpreter._patch_attr = _patch_directly
     interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
-    core._unwrap_if_constexpr = _unwrap_values(core._unwrap_if_constexpr)
-    core.block_type.__init__ = _remember_blocks(core.block_type.__init__)
-    core.tensor.__init__ = _remember_shapes(core.tensor.__init__)
+    interpreter._implicit_cvt = _convert_quickly(interpreter._implicit_cvt)
+    interpreter.GridExecutor.__call__ = _launch
+    core.tensor.__init__ = _fill_tensor
     core.tensor.__getitem__ = _insert_axes
     TritonSemantic.broadcast_impl_value = _broadcast
+    TritonSemantic.arange = cache(TritonSemantic.arange)
     for name, operation in OPERATORS.items():
         _compute_in_numpy(name, operation)
 
@@ -50,13 +54,47 @@ def _patch_directly(
     module: object, name: str, member: Callable[..., Any], builder: object, scope: interpreter._LangPatchScope
 ) -> None:
     """Call a function of the language itself, not by way of one that looks for the semantics."""
-    function = getattr(member, "__wrapped__", member)
+    function = QUICK.get(member) or getattr(member, "__wrapped__", member)
 
     def interpreted(*arguments: Any, **options: Any) -> Any:
         options["_semantic"] = interpreter.interpreter_semantic
         return function(*arguments, **options)
 
     scope.set_attr(module, name, interpreted)
+
+
+def _launch(executor: interpreter.GridExecutor, *arguments: Any, **options: Any) -> None:
+    """Run all programs of a launch on tensors that are on the CPU already."""
+    given = dict(zip(executor.arg_names, arguments, strict=False)) | options
+    values = {
+        name: given[name] if name in executor.constexprs else interpreter._implicit_cvt(given[name])
+        for name in executor.arg_names
+        if name in given
+    }
+    interpreter._patch_lang(executor.fn)
+
+    grid = executor.grid(values) if callable(executor.grid) else executor.grid
+    interpreter.interpreter_builder.set_grid_dim(*grid, *[1] * (3 - len(grid)))
+    for program in np.ndindex(interpreter.interpreter_builder.grid_dim):
+        interpreter.interpreter_builder.set_grid_idx(*program)
+        executor.fn(**values)
+
+
+def _convert_quickly(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Make a pointer of one type of all tensors of one dtype, so that the types of its blocks are remembered, too."""
+    types = dict[torch.dtype, core.dtype]()
+
+    def convert_new(argument: Any) -> Any:
+        if type(argument) is int and -(2**31) <= argument < 2**31:
+            return _new_tensor(np.array([argument], np.int32), core.int32, core.int32)
+        if not isinstance(argument, torch.Tensor):
+            return convert(argument)
+        if argument.dtype not in types:
+            types[argument.dtype] = convert(argument).type
+        kind = types[argument.dtype]
+        return _new_tensor(np.array([argument.data_ptr()], np.uint64), kind, kind)
+
+    return convert_new
 
 
 def _by_name(find: Callable[[core.dtype], np.dtype[Any]]) -> Callable[[core.dtype], np.dtype[Any]]:
@@ -71,46 +109,15 @@ def _by_name(find: Callable[[core.dtype], np.dtype[Any]]) -> Callable[[core.dtyp
     return find_new
 
 
-def _unwrap_values(unwrap: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Look into lists and tuples only where there is one."""
-    others = (core.constexpr, list, tuple, core.tuple)
-
-    def unwrap_value(value: Any) -> Any:
-        if type(value) is core.constexpr:
-            return value.value
-        return unwrap(value) if isinstance(value, others) else value
-
-    return unwrap_value
-
-
-def _remember_blocks(init: Callable[..., None]) -> Callable[..., None]:
-    """Check the shape of a block, and write its name, once for all blocks of one type; nothing changes them."""
-    known = dict[object, dict[str, object]]()
-
-    def init_block(self: core.block_type, element_ty: core.dtype, shape: Any) -> None:
-        sizes = tuple([size.value if type(size) is core.constexpr else size for size in shape])
-        key = (element_ty.name, getattr(element_ty, "address_space", None), sizes)
-        if key not in known:
-            init(self, element_ty, shape)
-            known[key] = self.__dict__
-        self.__dict__ = known[key]
-
-    return init_block
-
-
-def _remember_shapes(init: Callable[..., None]) -> Callable[..., None]:
+def _fill_tensor(self: core.tensor, handle: object, type: core.dtype) -> None:
     """Wrap the sizes of a tensor once for all tensors of one type; nothing changes them."""
+    if "of_tensors" not in type.__dict__:
+        INIT(self, None, type)
+        type.of_tensors = self.__dict__
+    self.__dict__ = {**type.of_tensors, "handle": handle}
 
-    def init_tensor(self: core.tensor, handle: object, type: core.dtype) -> None:
-        known = type.__dict__.get("of_tensors")
-        if known is None:
-            init(self, handle, type)
-            type.of_tensors = {name: value for name, value in self.__dict__.items() if name != "handle"}
-        else:
-            self.__dict__.update(known)
-            self.handle = handle
 
-    return init_tensor
+NEW, INIT = object.__new__, core.tensor.__init__
 
 
 def _broadcast(_: TritonSemantic, left: core.tensor, right: core.tensor) -> tuple[core.tensor, core.tensor]:
@@ -126,7 +133,53 @@ def _broadcast(_: TritonSemantic, left: core.tensor, right: core.tensor) -> tupl
 def _spread(y: core.tensor, shape: tuple[int, ...]) -> core.tensor:
     data = np.empty(shape, y.handle.data.dtype)
     data[...] = y.handle.data
-    return core.tensor(_handle(data, y.dtype), _block(y.dtype, shape))
+    return _new_tensor(data, y.dtype, _block(y.dtype, shape))
+
+
+def _load(pointer: core.tensor, mask: Any = None, other: Any = None, *checks: Any, **options: Any) -> core.tensor:
+    """Read from memory at once what a tensor of pointers points at."""
+    semantic, kind = options["_semantic"], pointer.dtype
+    mask, other = (y if y is None else semantic.to_tensor(y) for y in map(core._unwrap_if_constexpr, (mask, other)))
+    if not _points(pointer, mask) or checks:
+        return core.load.__wrapped__(pointer, mask, other, *checks, **options)
+
+    kind, block = kind.element_ty, pointer.type.is_block()
+    if mask is not None:
+        pointer, mask = _broadcast(semantic, pointer, mask)
+    at, numbers = pointer.handle.data, interpreter._get_np_dtype(kind)
+    rest = _fill(at.shape, numbers, 0)
+    if other is not None and other.handle.data.any():
+        rest = _spread(semantic.cast(other, kind), at.shape).handle.data
+    found = memory.load(at, _fill(at.shape, np.bool_, 1) if mask is None else mask.handle.data, rest, numbers)
+    return _new_tensor(found, kind, _block(kind, at.shape) if block else kind)
+
+
+def _store(pointer: core.tensor, value: Any, mask: Any = None, *checks: Any, **options: Any) -> Any:
+    """Write to memory at once."""
+    semantic = options["_semantic"]
+    value, mask = (y if y is None else semantic.to_tensor(y) for y in map(core._unwrap_if_constexpr, (value, mask)))
+    if not _points(pointer, mask, value) or checks:
+        return core.store.__wrapped__(pointer, value, mask, *checks, **options)
+
+    at, value = pointer.handle.data, semantic.cast(value, pointer.dtype.element_ty)
+    value, mask = (y if y is None or y.handle.data.shape == at.shape else _spread(y, at.shape) for y in (value, mask))
+    return memory.store(at, value.handle.data, _fill(at.shape, np.bool_, 1) if mask is None else mask.handle.data)
+
+
+def _points(pointer: core.tensor, *others: core.tensor | None) -> bool:
+    """Whether these are pointers to numbers, and blocks go with blocks alone."""
+    kind = getattr(pointer.dtype, "element_ty", None)
+    blocks = pointer.type.is_block() or not any(y is not None and y.type.is_block() for y in others)
+    return blocks and type(kind) is core.dtype and kind is not core.int1
+
+
+@cache
+def _fill(shape: tuple[int, ...], numbers: Any, value: int) -> Any:
+    """An array of one number, which is only read."""
+    return np.full(shape, value, numbers)
+
+
+QUICK = {core.load: _load, core.store: _store}
 
 
 def _quotient(x: Any, y: Any) -> Any:
@@ -156,6 +209,8 @@ def _compute_in_numpy(name: str, operation: Callable[[Any, Any], Any]) -> None:
 
     def compute(self: core.tensor, other: Any) -> Any:
         kind, left = self.dtype, self.handle.data
+        if type(other) is core.constexpr:
+            other = other.value
         if logic:
             if kind is core.int1 and getattr(other, "dtype", None) is core.int1:
                 return _tensor(operation(left, other.handle.data), kind, self, other)
@@ -195,11 +250,12 @@ def _narrow(name: str, operation: Callable[[Any, Any], Any], left: Any, right: A
 
 
 def _as_float(side: Any, kind: core.dtype) -> Any:
-    if type(side) is core.tensor:
-        return side.handle.data if side.dtype is kind else None
-    if type(side) not in (int, float):
-        return None
-    return np.float32(side) if kind is core.float32 else np.float64(side)
+    numbers = np.float32 if kind is core.float32 else np.float64
+    if type(side) is not core.tensor:
+        return numbers(side) if type(side) in (int, float) else None
+    if side.dtype is core.int32:
+        return side.handle.data.astype(numbers)
+    return side.handle.data if side.dtype is kind else None
 
 
 def _as_int(side: Any) -> Any:
@@ -210,14 +266,20 @@ def _as_int(side: Any) -> Any:
 
 def _tensor(data: Any, kind: core.dtype, left: core.tensor, right: Any) -> core.tensor:
     """A tensor of the shape that NumPy's broadcasting has found; numbers have one entry, and no shape in Triton."""
-    block = left.type.is_block() or (type(right) is core.tensor and right.type.is_block())
-    return core.tensor(_handle(data, kind), _block(kind, data.shape) if block else kind)
+    block = type(left.type) is core.block_type or (type(right) is core.tensor and right.type.is_block())
+    return _new_tensor(data, kind, _block(kind, data.shape) if block else kind)
+
+
+def _new_tensor(data: Any, kind: core.dtype, whole: core.dtype) -> core.tensor:
+    y = NEW(core.tensor)
+    _fill_tensor(y, _handle(data, kind), whole)
+    return y
 
 
 def _handle(data: Any, kind: core.dtype) -> interpreter.TensorHandle:
     """A handle of data that have the size of their type, which is not checked."""
-    handle = interpreter.TensorHandle.__new__(interpreter.TensorHandle)
-    handle.data, handle.dtype, handle.attr = data, kind, {}
+    handle = NEW(interpreter.TensorHandle)
+    handle.__dict__ = {"data": data, "dtype": kind, "attr": {}}
     return handle
 
 
@@ -241,4 +303,4 @@ def _insert_axes(self: core.tensor, slices: Any, _semantic: object = None) -> co
             sizes.insert(axis, 1)
         else:
             assert index == slice(None), f"unsupported tensor index: {index}"
-    return core.tensor(_handle(data.reshape(sizes), self.dtype), _block(self.dtype, tuple(sizes)))
+    return _new_tensor(data.reshape(sizes), self.dtype, _block(self.dtype, tuple(sizes)))

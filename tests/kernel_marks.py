@@ -1,4 +1,4 @@
-"""Marks of tests of Triton kernels, of which each case runs either in the interpreter or on a GPU."""
+"""Tests of Triton kernels, of which each case runs either in the interpreter or on a GPU: where, and marks."""
 
 import pytest
 import torch
@@ -6,3 +6,4 @@ import triton
 
 interpreted = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="needs TRITON_INTERPRET=1")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

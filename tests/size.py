@@ -44,6 +44,7 @@ def statements(node: ast.AST) -> int:
     return sum(isinstance(inner, ast.stmt) and not _is_docstring(inner) for inner in ast.walk(node))
 
 
+@cache
 def size(folder: str) -> Size:
     """Return the size of a folder."""
     files = files_of(folder)

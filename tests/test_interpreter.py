@@ -12,11 +12,14 @@ pytestmark = pytest.mark.skipif(not triton.knobs.runtime.interpret, reason="need
 
 @triton.jit
 def operators_kernel(x_ptr, i_ptr, y_ptr, j_ptr, N: tl.constexpr):
-    """y = 1 - x (2.1 / (x + i)) where i < 3 and i >= 1, else x, read backwards; j = (7 - i) i + a wide integer."""
+    """y = 1 - x (2.1 / (x + i)) where i < 3 and i >= 1, else x, read backwards; j = (7 - i) i + a wide integer.
+
+    The second entry of x is not read, and 3 takes its place; the third one of y is not written.
+    """
     n = tl.arange(0, N)
-    x, i = tl.load(x_ptr + n), tl.load(i_ptr + n)
+    x, i = tl.load(x_ptr + n, n != 1, 3), tl.load(i_ptr + n)
     y = tl.where((i < 3) & (i >= 1), 1 - x * (2.1 / (x + i)), x)
-    tl.store(y_ptr + (N - 1) - n, y)
+    tl.store(y_ptr + (N - 1) - n, y, n != 2)
     wide = tl.load(j_ptr)
     tl.store(j_ptr + n[:, None] * 1, ((7 - i) * i + wide)[:, None])
 
@@ -51,7 +54,9 @@ def test_operators_promote_and_broadcast(count: int, dtype: torch.dtype, bound: 
     x, i = torch.linspace(0.5, 2.0, count, dtype=dtype), torch.arange(count, dtype=torch.int32)
     y, j = torch.zeros(count, dtype=dtype), torch.full((count,), 2**40)
     operators_kernel[(1,)](x, i, y, j, N=count)
+    x[1:2] = 3
     expected = torch.where((i < 3) & (i >= 1), 1 - x * (2.1 / (x + i)), x)
+    expected[2:3] = 0
     torch.testing.assert_close(y, expected.flip(0), rtol=bound, atol=bound)
     assert torch.equal(j, (7 - i.long()) * i + 2**40)
 

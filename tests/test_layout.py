@@ -25,7 +25,7 @@ ENTRIES = ("runners.compare",)
 def imported(module: str) -> set[str]:
     """Files of the project that a file imports, also inside functions."""
     found = set()
-    for node in ast.walk(ast.parse(FILES[module].read_text())):
+    for node in ast.walk(size.tree_of(FILES[module])):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module} has a relative import"
             for alias in node.names:

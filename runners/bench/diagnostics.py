@@ -4,7 +4,7 @@
     python -m runners.bench diagnostics --lengths 128 --runs 1 30 --phases step
     python -m runners.bench diagnostics --implementations rt-fused transformer
 
-The implementations take turns at each length. The exponents of latency in N follow the rows.
+The implementations take turns at each length.
 """
 
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from statistics import linear_regression, median
+from statistics import median
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import pandas as pd
@@ -399,8 +399,8 @@ class Case(NamedTuple):
 class Record:
     """What was measured, printed and stored group by group.
 
-    The file holds benchmark, command, device, versions, precision, options, seconds, ``cells`` with a dict for each
-    case, and ``exponents``. ``runners.report.published`` reads it.
+    The file holds benchmark, command, device, versions, precision, options, seconds, and ``cells``, a dict for each
+    case. ``runners.report.published`` reads it.
 
     Args:
         benchmark: name of the benchmark.
@@ -454,14 +454,11 @@ class Record:
         return rows
 
     def finish(self) -> None:
-        """Print the exponents, store the record as complete, and end the program if something was wrong or failed.
+        """Store the record as complete, and end the program if something was wrong or failed.
 
         Raises:
             SystemExit: status 1, if a row is wrong or failed, lack of memory excepted.
         """
-        for fit in exponents(self.cells):
-            *place, (_, power) = fit.items()
-            print(f"{', '.join(f'{name} {value}' for name, value in place)}: N^{power:.2f}")
         self._store(complete=True)
         print(f"stored in {self.path}")
         if any(row["status"].startswith(("wrong", "failed")) for row in self.cells):
@@ -473,7 +470,6 @@ class Record:
             "complete": complete,
             "elapsed_seconds": round(time.monotonic() - self.started, 1),
             "cells": self.cells,
-            "exponents": exponents(self.cells),
         }
         with user_errors(OSError):
             write_json(self.path, content)
@@ -551,18 +547,3 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def exponents(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the least-squares exponent of the median latency in N of all that was timed at three lengths or more."""
-    places = ("phase", "width", "layers", "batch_size", "runs", "implementation")
-    found: dict[tuple[tuple[str, Any], ...], dict[int, float]] = {}
-    for row in cells:
-        if row["status"] == "timed":
-            place = tuple((name, row[name]) for name in places if name in row)
-            found.setdefault(place, {})[row["length"]] = row["median_ms"]
-
-    def power(times: dict[int, float]) -> float:
-        return linear_regression([*map(math.log, times)], [*map(math.log, times.values())]).slope
-
-    return [{**dict(place), "exponent": power(times)} for place, times in found.items() if len(times) >= 3]

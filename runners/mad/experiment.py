@@ -20,13 +20,13 @@ from mixers.matching import FIGURES, count, match
 from mixers.models import BACKBONES, Backbone
 from mixers.named import is_path, members_of, text_of
 from mixers.ops.numerics import product_precision
-from mixers.options import identity, override, switch
+from mixers.options import identity, option_of, override, switch
 from mixers.registry import building, changed, find_mixer, variant_label
 from mixers.short_convolution import with_short_convolution
 from mixers.stack import StackLayer
 from mixers.transformer import Transformer
 from runners.device import find_devices
-from runners.mad.options import PRESETS, Options, preset_name, tasks_of
+from runners.mad.options import HEADS, PRESETS, Options, preset_name, tasks_of
 from runners.mad.points import SATURATED
 from runners.mad.training.protocol import Protocol, Run
 from runners.options import applicable, expand, flag_of
@@ -53,12 +53,14 @@ class LayerChoice:
         mixer_config: the layer's ``Config``.
         shape: widths and number of layers.
         short_convolution: positions that the convolution before each layer spans; 0 for none.
+        heads: number of heads that the preset gives to layers that have heads; 0 for their own.
     """
 
     mixer: str
     mixer_config: Any
     shape: Shape
     short_convolution: int = switch(0)
+    heads: int = switch(0)
 
     @cached_property
     def layer(self) -> type[Layer]:
@@ -67,9 +69,10 @@ class LayerChoice:
 
     @property
     def label(self) -> str:
-        """Name of the layer in tables, with its settings that differ from the defaults."""
+        """Name of the layer in tables, with its settings that differ from the defaults and from the preset's."""
         settings = changed(vars(self.mixer_config), type(self.mixer_config))
-        return variant_label(self.mixer, settings, self.shape.layers, self.short_convolution)
+        own = {name: y for name, y in settings.items() if (option_of(name), y) != ("heads", self.heads)}
+        return variant_label(self.mixer, own, self.shape.layers, self.short_convolution)
 
     @property
     def costs(self) -> Costs:
@@ -257,12 +260,18 @@ def choose_layers(options: Options, values: dict[str, Any], say: Say) -> list[La
     size, figure = options.short_convolution, options.match
     configs = {mixer: find_mixer(mixer).Config for mixer in expand(options.mixer, MIXERS)}
     settings = applicable("mixer", values, configs, say)
+    heads = HEADS if options.preset == "profile" else 0
     choices = [
         LayerChoice(
             mixer=name,
-            mixer_config=override(config, settings[name]),
+            mixer_config=override(
+                config,
+                {entry.name: heads for entry in fields(config) if heads and option_of(entry.name) == "heads"}
+                | settings[name],
+            ),
             shape=replace(shape, layers=options.layers or len(members_of(name))),
             short_convolution=size,
+            heads=heads,
         )
         for name, config in configs.items()
     ]

@@ -207,9 +207,7 @@ def tiers(scores_LAS: Floats) -> list[int]:
     rng, (layers, count, seeds) = np.random.default_rng(0), scores_LAS.shape
     ability_NA = rng.integers(count, size=(RESAMPLES, count))
     seed_NAS = rng.integers(seeds, size=(RESAMPLES, count, seeds))
-    means_NL = np.stack(
-        [scores_LAS[:, a[:, None], s].mean(axis=(1, 2)) for a, s in zip(ability_NA, seed_NAS, strict=True)]
-    )
+    means_NL = scores_LAS[:, ability_NA[:, :, None], seed_NAS].mean(axis=(2, 3)).T
     mean_L = scores_LAS.mean(axis=(1, 2))
 
     first, second = np.triu_indices(layers, 1)

@@ -92,4 +92,6 @@ def _ranks(means_BLT: NDArray[np.float64], tie: float | None) -> NDArray[np.floa
     if tie is None:
         smallest_BLT: NDArray[np.float64] = rankdata(-means_BLT, method="min", axis=1)
         return smallest_BLT
-    return np.stack([average_ranks(means_TL, tie).T for means_TL in means_BLT.mT])
+
+    # All samples at once may need a GiB.
+    return np.concatenate([average_ranks(part_BTL, tie).mT for part_BTL in np.array_split(means_BLT.mT, 50)])

@@ -18,3 +18,10 @@ def nan_filled_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
             return y
 
         monkeypatch.setattr(module, name, filled)
+
+
+@pytest.fixture
+def few_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of products are split into about as few groups as there are runs; ``ops/test_products.py`` has the many."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr("mixers.ops.kernels.products.PROGRAMS", 64)

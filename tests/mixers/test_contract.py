@@ -218,18 +218,6 @@ def test_gpu_layers_of_16_bits_compute_what_their_parameters_say(name: str, valu
     check_16_bits(name, values, torch.bfloat16, "cuda")
 
 
-@each_layer
-def test_decoding_step_by_step_equals_the_parallel_pass(name: str, values: dict[str, object]) -> None:
-    layer, x = build(name, values), inputs(LENGTHS[-1])
-    state, steps = layer.init_state(3), []
-    with torch.no_grad():
-        for x_BD in x.unbind(1):
-            z, state = layer.step(x_BD, state)
-            steps.append(z)
-        for length in LENGTHS:
-            torch.testing.assert_close(torch.stack(steps[:length], 1), layer(x[:, :length]), rtol=1e-11, atol=1e-11)
-
-
 @pytest.mark.parametrize("name", MIXERS)
 def test_without_mlp_a_layer_is_one_whose_mlp_gives_nothing(name: str) -> None:
     """In both forms, but where recurrence or memory runs through the MLP."""
@@ -249,30 +237,36 @@ def test_without_mlp_a_layer_is_one_whose_mlp_gives_nothing(name: str) -> None:
 
 
 HAVING_HEADS = [name for name in MIXERS if hasattr(MIXERS[name].Config(), "heads")]
-OF_HEADS = [(name, {"heads": heads}, 5) for name in HAVING_HEADS for heads in (1, 2, 4)]
 
 
 @pytest.mark.parametrize(
     ("name", "values", "positions"),
-    [*((name, values, max(13, 2 * values.get("block", 1) + 1)) for name, values in CASES), *OF_HEADS],
+    [
+        *((name, values, max(13, 2 * values.get("block", 1) + 1)) for name, values in CASES),
+        *((name, {"heads": heads}, 5) for name in HAVING_HEADS for heads in (1, 2, 4)),
+    ],
     ids=lambda value: str(value),
 )
-def test_the_state_is_counted_as_decoding_carries_it(name: str, values: dict[str, object], positions: int) -> None:
-    """The largest state so far: one that is emptied at the end of a segment still needs its room."""
+def test_decoding_step_by_step_equals_the_parallel_pass_and_carries_the_state_that_is_counted(
+    name: str, values: dict[str, object], positions: int
+) -> None:
+    """The largest state so far is counted: one that is emptied at the end of a segment still needs its room."""
 
     def size(state: State) -> int:
         return sum(y.numel() * (1 + y.is_complex()) for y in state.values())
 
-    layer = build(name, values, torch.float32)
-    state = layer.init_state(1)
-    largest, sizes = size(state), {}
+    layer, x = build(name, values), inputs(positions)
+    state = layer.init_state(3)
+    steps, sizes = [], [size(state)]
     with torch.no_grad():
-        for position in range(1, positions + 1):
-            _, state = layer.step(torch.zeros(1, SHAPE.width), state)
-            largest = max(largest, size(state))
-            sizes[position] = largest
-    counted = build_frozen(type(layer), layer.config, SHAPE)  # as for the figures of tables
-    assert count_state(counted, range(1, positions + 1)) == sizes
+        for x_BD in x.unbind(1):
+            z, state = layer.step(x_BD, state)
+            steps.append(z)
+            sizes.append(max(sizes[-1], size(state)))
+        for length in {min(length, positions) for length in (*LENGTHS, positions)}:
+            torch.testing.assert_close(torch.stack(steps[:length], 1), layer(x[:, :length]), rtol=1e-11, atol=1e-11)
+    counted = count_state(build_frozen(type(layer), layer.config, SHAPE), range(1, positions + 1))  # as for tables
+    assert [3 * y for y in counted.values()] == sizes[1:]
 
 
 @each_layer

@@ -14,12 +14,12 @@ triton = pytest.importorskip("triton")
 from mixers.base import Shape  # noqa: E402
 from mixers.feedback.passes import unsupported  # noqa: E402
 from mixers.feedback_transformer import FeedbackTransformer  # noqa: E402
-from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
+from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
+from tests.mixers.runs import check_float32, check_graph, outputs_and_gradients  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 MIXTURE = "model.depth"  # the parameter that mixes the outputs of the layers into the memory
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Case(NamedTuple):
@@ -60,12 +60,8 @@ class Kernels(torch.nn.Module):
         return self.model._stacked(x_BTD)
 
 
-class Loop(torch.nn.Module):
-    """A model that trains through its plain loop, also under autocast."""
-
-    def __init__(self, model: FeedbackTransformer) -> None:
-        super().__init__()
-        self.model = model
+class Loop(Kernels):
+    """A model that trains through its plain loop instead, also under autocast."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         state, outputs = self.model.init_state(len(x_BTD)), []
@@ -76,35 +72,16 @@ class Loop(torch.nn.Module):
 
 
 def passes(
-    kind: type[Kernels] | type[Loop], runs: Sequence[FeedbackTransformer], x_RBTD: Tensor, dz_RBTD: Tensor
+    kind: type[Kernels], runs: Sequence[FeedbackTransformer], x_RBTD: Tensor, dz_RBTD: Tensor
 ) -> dict[str, Tensor]:
     """Outputs and every gradient, runs stacked by vmap where there are several."""
-    models = [kind(model) for model in runs]
-    params = {
-        name: torch.stack([dict(model.named_parameters())[name].detach() for model in models]).requires_grad_()
-        for name, _ in models[0].named_parameters()
-    }
-    x_RBTD = x_RBTD.clone().requires_grad_()
-    call = partial(torch.func.functional_call, models[0])
-    if len(runs) == 1:
-        z_RBTD = call({name: p[0] for name, p in params.items()}, (x_RBTD[0],))[None]
-    else:
-        z_RBTD = torch.func.vmap(lambda p, x: call(p, (x,)))(params, x_RBTD)
-    gradients = torch.autograd.grad(
-        z_RBTD, [x_RBTD, *params.values()], dz_RBTD.to(z_RBTD.dtype), materialize_grads=True
-    )
-    return dict(zip(["z", "x", *params], [z_RBTD.detach(), *gradients], strict=True))
+    return outputs_and_gradients([kind(model) for model in runs], x_RBTD, dz_RBTD)
 
 
-def check_float32(case: Case) -> None:
+def check_case(case: Case) -> None:
     runs, x, dz = build(case)
     wanted = passes(Loop, runs, x, dz)
-    got = passes(Kernels, [model.float() for model in runs], x.float(), dz.float())
-    for name, reference in wanted.items():
-        if reference.norm() > 1e-9 * wanted["x"].norm():
-            assert error(got[name], reference) <= 1e-5, name
-        else:  # one position: nothing reads its memory
-            assert got[name].norm() <= 1e-6 * wanted["x"].norm(), name
+    check_float32(wanted, passes(Kernels, [model.float() for model in runs], x.float(), dz.float()))
 
 
 @interpreted
@@ -119,7 +96,7 @@ def check_float32(case: Case) -> None:
     ],
 )
 def test_interpreted(case: Case) -> None:
-    check_float32(case)
+    check_case(case)
 
 
 def test_says_why_a_case_is_unsupported() -> None:
@@ -146,7 +123,7 @@ SHAPES = [
 @pytest.mark.parametrize("case", SHAPES)
 @pytest.mark.parametrize("qk_norm", [True, False])
 def test_gpu_float32(case: Case, qk_norm: bool) -> None:
-    check_float32(case._replace(qk_norm=qk_norm))
+    check_case(case._replace(qk_norm=qk_norm))
 
 
 @on_gpu
@@ -186,14 +163,4 @@ def test_gpu_bfloat16_mixture_of_the_memory(case: Case) -> None:
 @pytest.mark.gpu
 def test_gpu_graph_repeats_bitwise() -> None:
     (model,), x, dz = build(Case(3, 1, 20, 70, 128, 8, 512))
-    call = partial(passes, Kernels, [model.float()], x.float(), dz.float())
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        want = call()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = call()
-    for _ in range(2):
-        graph.replay()
-        assert all(torch.equal(y, want[name]) for name, y in got.items())
+    check_graph(partial(passes, Kernels, [model.float()], x.float(), dz.float()))

@@ -24,11 +24,12 @@ from mixers.ops.kernels.projection import project_method  # noqa: E402
 from mixers.ops.method import Method  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from mixers.transformer import Transformer  # noqa: E402
-from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
+from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
+from tests.mixers.errors import errors  # noqa: E402
+from tests.mixers.runs import check_autocast, check_repeats  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SCALE = 0.7
-pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
+pytestmark = pytest.mark.usefixtures("nan_filled_scratch", "few_groups")
 
 
 class Case(NamedTuple):
@@ -173,14 +174,6 @@ def run(case: Case, function: Callable[..., tuple[Tensor, ...]], data: torch.dty
     return [*(y.detach() for y in outputs), *torch.autograd.grad(outputs, leaves, upstream)]
 
 
-def errors(got: list[Tensor], want: list[Tensor]) -> list[float]:
-    """Relative errors; absolute ones where nothing should be left, such as the gradient of a softmax of one entry."""
-    return [
-        float((a.double() - b).norm() / b.norm().clamp_min(0.1 * b.numel() ** 0.5))
-        for a, b in zip(got, want, strict=True)
-    ]
-
-
 def fused(case: Case, dtype: torch.dtype) -> list[Tensor]:
     return run(case, partial(over_runs, case.method(dtype)), dtype, torch.float32)
 
@@ -249,9 +242,7 @@ def test_bfloat16_is_as_exact_as_plain_pytorch(name: str) -> None:
 @pytest.mark.parametrize("name", ["norm", "project", "mlp", "attention-8", "attention-64"])
 def test_bitwise_repeatable(name: str) -> None:
     case = LARGE[name]()
-    first = fused(case, torch.bfloat16)
-    for _ in range(3):
-        assert all(torch.equal(a, b) for a, b in zip(first, fused(case, torch.bfloat16), strict=True))
+    check_repeats(partial(fused, case, torch.bfloat16))
 
 
 def embedded(shape: tuple[int, ...], shared: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -297,14 +288,6 @@ def test_embedding_on_a_gpu(shape: tuple[int, ...]) -> None:
 def test_the_transformer_runs_in_them_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """And its output is that of plain operations up to bfloat16's rounding."""
     torch.manual_seed(0)
-    layer = Transformer(Transformer.Config(), Shape()).cuda()
-    x = torch.randn(4, 100, 128, device="cuda")
-    with torch.no_grad():
-        want = layer(x)
-    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-        got = layer(x)
-        for name in ("norm", "projection", "attention", "mlp"):
-            monkeypatch.setattr(f"mixers.ops.{name}.runs_fused", lambda x: False)
-        plain = layer(x)
-    assert not torch.equal(got, plain)
-    assert errors([got], [want.double()])[0] <= 1.5 * errors([plain], [want.double()])[0]
+    check_autocast(
+        Transformer(Transformer.Config(), Shape()), ["norm", "projection", "attention", "mlp"], monkeypatch, 1.5
+    )

@@ -18,10 +18,10 @@ from mixers.ops.kernels import short_convolution as short_kernels  # noqa: E402
 from mixers.ops.kernels.long_convolution import gated_convolution_method  # noqa: E402
 from mixers.ops.kernels.short_convolution import short_convolution_method  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
-from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
+from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
+from tests.mixers.runs import check_autocast  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 Inputs = tuple[Tensor, Tensor, Tensor]
@@ -138,13 +138,4 @@ def test_gpu(R: int, B: int, T: int, D: int) -> None:
 def test_the_layer_runs_in_them_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """And its output is that of plain operations up to bfloat16's rounding."""
     torch.manual_seed(0)
-    layer = Hyena(Hyena.Config(), Shape()).cuda()
-    x = torch.randn(4, 100, 128, device="cuda")
-    with torch.no_grad():
-        want = layer(x)
-    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-        got = layer(x)
-        monkeypatch.setattr("mixers.ops.convolution.runs_fused", lambda x: False)
-        plainly = layer(x)
-    assert not torch.equal(got, plainly)
-    assert error(got, want.double()) <= 2 * error(plainly, want.double())
+    check_autocast(Hyena(Hyena.Config(), Shape()), ["convolution"], monkeypatch, 2)

@@ -22,10 +22,10 @@ from mixers.ops.m2rnn import m2rnn  # noqa: E402
 from mixers.ops.method import Method  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from mixers.ops.slstm import slstm  # noqa: E402
-from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
+from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
+from tests.mixers.runs import check_autocast  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 Function = Callable[..., Tensor]
@@ -243,13 +243,4 @@ def test_gpu(name: str, sizes: tuple[int, ...]) -> None:
 def test_the_layer_runs_in_them_under_autocast(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its output is that of plain operations up to bfloat16's rounding."""
     torch.manual_seed(0)
-    layer = MIXERS[name](MIXERS[name].Config(), Shape()).cuda()
-    x = torch.randn(4, 100, 128, device="cuda")
-    with torch.no_grad():
-        want = layer(x)
-    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-        got = layer(x)
-        monkeypatch.setattr(f"mixers.ops.{name}.runs_fused", lambda x: False)
-        plain = layer(x)
-    assert not torch.equal(got, plain)
-    assert error(got, want.double()) <= 2 * error(plain, want.double())
+    check_autocast(MIXERS[name](MIXERS[name].Config(), Shape()), [name], monkeypatch, 2)

@@ -11,9 +11,8 @@ triton = pytest.importorskip("triton")
 
 from mixers.ops.kernels import products  # noqa: E402
 from mixers.ops.kernels.products import group_sum, rows_products  # noqa: E402
-from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
+from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 

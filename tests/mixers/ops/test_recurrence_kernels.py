@@ -18,9 +18,9 @@ from mixers.ops.kernels.matrix_chunks import matrix_chunks_method  # noqa: E402
 from mixers.ops.linear_recurrence import matrix_recurrence, weighted_recurrence  # noqa: E402
 from mixers.ops.method import Method  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
-from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
+from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
+from tests.mixers.runs import check_repeats  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 
@@ -269,6 +269,4 @@ def test_as_in_a_search(operation: Callable[..., Any], row: int, T: int, V: int)
 @pytest.mark.parametrize("kernels", [recurrence_method, chunked_recurrence_method, matrix_chunks_method])
 def test_repeats_bitwise(kernels: Callable[..., Method]) -> None:
     tensors = draw(KINDS["RetNet" if kernels is chunked_recurrence_method else "everything"], 3, 16, 100, 4, 8)
-    first = results(tensors, torch.bfloat16, kernels)
-    for _ in range(3):
-        assert all(torch.equal(a, b) for a, b in zip(first, results(tensors, torch.bfloat16, kernels), strict=True))
+    check_repeats(lambda: results(tensors, torch.bfloat16, kernels))

@@ -26,9 +26,10 @@ from mixers.ops.runs import over_runs  # noqa: E402
 from mixers.ops.selective_scan import selective_scan  # noqa: E402
 from mixers.parts import MixerLayer  # noqa: E402
 from mixers.s5 import S5  # noqa: E402
-from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
+from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
+from tests.mixers.errors import errors  # noqa: E402
+from tests.mixers.runs import check_repeats  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
 
 
@@ -122,14 +123,6 @@ def run(case: Case, function: Callable[..., Tensor], rows: torch.dtype, wide: to
     output = vmap(function)(*leaves)
     upstream = normal(*output.shape, seed=9).to(output.dtype)
     return [output.detach(), *torch.autograd.grad(output, leaves, upstream, materialize_grads=True)]
-
-
-def errors(got: list[Tensor], want: list[Tensor]) -> list[float]:
-    """Relative errors; absolute ones where nothing should be left, such as gradients of decays of one position."""
-    return [
-        float((a.double() - b).norm() / b.norm().clamp_min(0.1 * b.numel() ** 0.5))
-        for a, b in zip(got, want, strict=True)
-    ]
 
 
 def fused(case: Case, dtype: torch.dtype) -> list[Tensor]:
@@ -229,9 +222,7 @@ def test_bfloat16_is_as_exact_as_plain_pytorch(name: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["convolution", "selective", "diagonal"])
 def test_bitwise_repeatable(name: str) -> None:
     case = LARGE[name]()
-    first = fused(case, torch.bfloat16)
-    for _ in range(3):
-        assert all(torch.equal(a, b) for a, b in zip(first, fused(case, torch.bfloat16), strict=True))
+    check_repeats(partial(fused, case, torch.bfloat16))
 
 
 @pytest.mark.gpu

@@ -29,10 +29,11 @@ from mixers.ops.path_attention import path_logits  # noqa: E402
 from mixers.ops.relative_attention import relative_attention  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from mixers.ops.weights import LayerWeights  # noqa: E402
-from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
+from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
+from tests.mixers.errors import errors  # noqa: E402
+from tests.mixers.runs import check_repeats  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
+pytestmark = pytest.mark.usefixtures("nan_filled_scratch", "few_groups")
 
 
 class Case(NamedTuple):
@@ -236,14 +237,6 @@ def fused(case: Case, dtype: torch.dtype) -> list[Tensor]:
     return results(lambda *tensors: over_runs(case.method, *tensors)[0], rows, parameters)
 
 
-def errors(got: list[Tensor], want: list[Tensor]) -> list[float]:
-    """Relative errors; absolute ones where nothing should be left, such as the gradient of a softmax of one entry."""
-    return [
-        float((a.double() - b).norm() / b.norm().clamp_min(0.1 * b.numel() ** 0.5))
-        for a, b in zip(got, want, strict=True)
-    ]
-
-
 @interpreted
 @pytest.mark.parametrize("name", SMALL)
 def test_interpreted(name: str) -> None:
@@ -304,6 +297,4 @@ def test_bfloat16_is_as_exact_as_plain_pytorch(name: str) -> None:
 @pytest.mark.parametrize("name", LARGE)
 def test_bitwise_repeatable(name: str) -> None:
     case = LARGE[name]()
-    first = fused(case, torch.bfloat16)
-    for _ in range(3):
-        assert all(torch.equal(a, b) for a, b in zip(first, fused(case, torch.bfloat16), strict=True))
+    check_repeats(partial(fused, case, torch.bfloat16))

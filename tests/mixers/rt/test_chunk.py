@@ -1,5 +1,6 @@
 """Chunk kernels against plain PyTorch, run thread by thread on a CPU; on a GPU whole passes against the naive form."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from mixers.rt.wavefront.weights import Operands  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
 from tests.mixers.rt.emulator import plain  # noqa: E402
 from tests.mixers.rt.emulator.kernel import AVAILABLE, EmulatedKernel  # noqa: E402
-from tests.mixers.rt.test_wavefront import Case, build, check_float32, interpreted, passes  # noqa: E402
+from tests.mixers.rt.test_wavefront import Case, build, check_case, interpreted, passes  # noqa: E402
 
 emulated = pytest.mark.skipif(not AVAILABLE, reason="needs g++ and an x86-64 processor")
 on_gpu = pytest.mark.skipif(
@@ -192,20 +193,16 @@ def test_a_chunk_agrees_with_plain_pytorch(case: Chunk, cache: pytest.Cache, mon
 def test_a_pass_over_chunks_agrees_with_the_naive_form(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = []
 
-    def forward(owner: Forward, kernel: str, groups: Any, at: int) -> None:
+    def watched(finish: Callable[..., None], owner: Forward | Backward, kernel: str, groups: Any, at: int) -> None:
         chunks.append((kernel, at))
-        plain.forward(owner, groups, at)
-
-    def backward(owner: Backward, kernel: str, groups: Any, at: int) -> None:
-        chunks.append((kernel, at))
-        plain.backward(owner, groups, at)
+        finish(owner, groups, at)
 
     monkeypatch.setattr(schedule, "group_size", lambda layers, sequences: 32)
     monkeypatch.setattr(chunk.ChunkKernel, "of", lambda owner, direction: direction)
-    for kind, finish_chunk in ((Forward, forward), (Backward, backward)):
-        monkeypatch.setattr(kind, "finish_chunk", finish_chunk)
+    for kind, finish in ((Forward, plain.forward), (Backward, plain.backward)):
+        monkeypatch.setattr(kind, "finish_chunk", lambda *given, finish=finish: watched(finish, *given))
         monkeypatch.delattr(kind, "finish_block")
-    check_float32(case)
+    check_case(case)
     assert {*chunks} == {("forward", 0), ("forward", 16), ("backward", 16), ("backward", 0)}
 
 

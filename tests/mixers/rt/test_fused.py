@@ -24,7 +24,7 @@ from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
 
 SCALE = 0.7
-pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
+pytestmark = pytest.mark.usefixtures("nan_filled_scratch", "few_groups")
 
 Inputs = tuple[list[Tensor], Weights, Tensor]
 """[x, q, k, v, dz], weights and ALiBi slopes."""

@@ -15,11 +15,11 @@ from mixers.models import Stack  # noqa: E402
 from mixers.rt.layer import RecurrentTransformer  # noqa: E402
 from mixers.rt.wavefront import schedule  # noqa: E402
 from mixers.rt.wavefront.passes import unsupported  # noqa: E402
-from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
+from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
+from tests.mixers.runs import check_float32, check_graph, outputs_and_gradients  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Case(NamedTuple):
@@ -62,20 +62,7 @@ def passes(runs: Sequence[Stack], x_RBTD: Tensor, dz_RBTD: Tensor, implementatio
     for stack in runs:
         for layer in stack:
             object.__setattr__(layer.config, "implementation", implementation)
-    params = {
-        name: torch.stack([dict(stack.named_parameters())[name].detach() for stack in runs]).requires_grad_()
-        for name, _ in runs[0].named_parameters()
-    }
-    x_RBTD = x_RBTD.clone().requires_grad_()
-    call = partial(torch.func.functional_call, runs[0])
-    if len(runs) == 1:
-        z_RBTD = call({name: p[0] for name, p in params.items()}, (x_RBTD[0],))[None]
-    else:
-        z_RBTD = torch.func.vmap(lambda p, x: call(p, (x,)))(params, x_RBTD)
-    gradients = torch.autograd.grad(
-        z_RBTD, [x_RBTD, *params.values()], dz_RBTD.to(z_RBTD.dtype), materialize_grads=True
-    )
-    return dict(zip(["z", "x", *params], [z_RBTD.detach(), *gradients], strict=True))
+    return outputs_and_gradients(runs, x_RBTD, dz_RBTD)
 
 
 def compared(case: Case, dtype: torch.dtype) -> tuple[dict[str, Tensor], ...]:
@@ -88,13 +75,8 @@ def compared(case: Case, dtype: torch.dtype) -> tuple[dict[str, Tensor], ...]:
         return wanted, got, passes(runs, x.float(), dz.float(), "naive") if dtype == torch.bfloat16 else {}
 
 
-def check_float32(case: Case) -> None:
-    wanted, got, _ = compared(case, torch.float32)
-    for name, reference in wanted.items():
-        if reference.norm() > 1e-9 * wanted["x"].norm():
-            assert error(got[name], reference) <= 1e-5, name
-        else:  # one position: its softmax has one entry and no gradient
-            assert got[name].norm() <= 1e-6 * wanted["x"].norm(), name
+def check_case(case: Case) -> None:
+    check_float32(*compared(case, torch.float32)[:2])
 
 
 @interpreted
@@ -114,7 +96,7 @@ def check_float32(case: Case) -> None:
 )
 def test_interpreted(group: int, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "group_size", lambda layers, sequences: group)
-    check_float32(case)
+    check_case(case)
 
 
 class Doubled(RecurrentTransformer):
@@ -267,7 +249,7 @@ SHAPES = [
 @pytest.mark.parametrize("case", SHAPES)
 @pytest.mark.parametrize("norms", [True, False])
 def test_gpu_float32(case: Case, norms: bool) -> None:
-    check_float32(case._replace(qk_norm=norms, persistent_norm=norms))
+    check_case(case._replace(qk_norm=norms, persistent_norm=norms))
 
 
 @on_gpu
@@ -286,14 +268,4 @@ def test_gpu_bfloat16(case: Case) -> None:
 @pytest.mark.gpu
 def test_gpu_graph_repeats_bitwise() -> None:
     (stack,), x, dz = build(Case(3, 1, 20, 140, 128, 2, 512))
-    call = partial(passes, [stack.float()], x.float(), dz.float(), "wavefront")
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        want = call()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = call()
-    for _ in range(2):
-        graph.replay()
-        assert all(torch.equal(y, want[name]) for name, y in got.items())
+    check_graph(partial(passes, [stack.float()], x.float(), dz.float(), "wavefront"))

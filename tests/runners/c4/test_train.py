@@ -269,11 +269,12 @@ def test_two_processes_train_as_one(texts: Path, tmp_path: Path, parallel: str) 
     run(alone)
     launch(together, "--parallel", parallel)
     np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-5)
-    folder = folder_of(together)
-    (folder / RECORD).unlink()
-    (folder / "checkpoints" / "step-00000004.safetensors").unlink()
-    launch(together, "--parallel", parallel)  # goes on from step 3
-    np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-5)
+    if parallel == "fsdp":  # goes on from step 3, whose tensors are spread over the processes again
+        folder = folder_of(together)
+        (folder / RECORD).unlink()
+        (folder / "checkpoints" / "step-00000004.safetensors").unlink()
+        launch(together, "--parallel", parallel)
+        np.testing.assert_allclose(losses(together), losses(alone), rtol=1e-5)
     one, two = last_tensors(alone), last_tensors(together)
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-4, atol=1e-5, msg=name)

@@ -31,8 +31,6 @@ def test_a_correlation_is_that_of_scipy_and_its_interval_holds_it() -> None:
     for size in (6, 9, 21):
         x_L, y_L = rng.integers(5, size=size).astype(float), rng.standard_normal(size)
         rho, opposite = pooled(x_L, y_L, -y_L)
-        assert rho is not None
-        assert opposite is not None
         assert opposite.value == pytest.approx(-rho.value)
         assert rho.value == pytest.approx(spearmanr(x_L, y_L).statistic)
         assert rho.low <= rho.value <= rho.high
@@ -43,8 +41,6 @@ def test_within_families_the_difference_between_families_does_not_count() -> Non
     x_L, y_L = np.array([1.0, 2, 3, 4, 11, 12, 13, 14]), np.array([4.0, 3, 2, 1, 14, 13, 12, 11])
     families_L = np.repeat([0, 1], 4)
     (among_all,), ((within,),) = pooled(x_L, y_L), within_families(x_L[None], y_L[None], np.ones(8), families_L)
-    assert among_all is not None
-    assert within is not None
     assert among_all.value > 0.5
     assert within.value == pytest.approx(-1)
     assert within.p == pytest.approx(2 / 24**2, abs=0.003)  # of all orders within families, two are as strong
@@ -52,7 +48,6 @@ def test_within_families_the_difference_between_families_does_not_count() -> Non
     # A family of one layer orders nothing, and a layer without the score does not count.
     more = np.append(x_L, [99, np.nan]), np.append(y_L, [99, 0]), np.append(families_L, [2, 0])
     ((alone,),) = within_families(more[0][None], more[1][None], np.ones(10), more[2])
-    assert alone is not None
     assert alone.value == pytest.approx(-1)
 
 
@@ -62,7 +57,6 @@ def test_between_families_a_family_counts_once_with_the_mean_rank_of_its_members
     ((rho,),) = between_families(x_L[None], y_L[None], np.ones(len(x_L)), FAMILIES)
     ranks = rankdata(x_L, nan_policy="omit"), np.where(np.isnan(x_L), np.nan, rankdata(y_L))
     means = [[np.nanmean(of_layers[n == FAMILIES]) for n in range(7)] for of_layers in ranks]
-    assert rho is not None
     assert rho.value == pytest.approx(spearmanr(*means).statistic)
 
     # Members without the score do not count in the losses either.
@@ -70,7 +64,6 @@ def test_between_families_a_family_counts_once_with_the_mean_rank_of_its_members
     firsts = [int(np.flatnonzero(n == FAMILIES)[0]) for n in range(7)]
     alone_L[firsts] = losses_L[firsts]
     ((ordered,),) = between_families(alone_L[None], losses_L[None], np.ones(len(FAMILIES)), FAMILIES)
-    assert ordered is not None
     assert ordered.value == pytest.approx(1)
 
     # A family without the score is left out, and six families are the fewest.
@@ -106,7 +99,6 @@ def test_a_partial_correlation_is_that_of_the_residuals() -> None:
     size_L = np.exp(rng.standard_normal(21))
     x_L, y_L = (np.log(size_L) + 0.3 * rng.standard_normal(21) for _ in range(2))
     ((rho,),) = within_families(x_L[None], y_L[None], size_L, np.zeros(21, int))
-    assert rho is not None
     assert rho.partial is not None
     assert rho.value > 0.7
     line = np.stack([np.ones(21), rankdata(np.log(size_L))], axis=1)
@@ -117,7 +109,6 @@ def test_a_partial_correlation_is_that_of_the_residuals() -> None:
     # Layers of equal size, and scores that the size determines, have none.
     for size, score in ((np.ones(21), x_L), (size_L, size_L)):
         ((rho,),) = within_families(score[None], y_L[None], size, np.zeros(21, int))
-        assert rho is not None
         assert rho.partial is None
 
 
@@ -152,7 +143,6 @@ def test_a_family_without_the_score_takes_part_in_permutations() -> None:
     ((rho,),) = between_families(x_F[None], y_F[None], np.ones(7), np.arange(7))
     ranks_PF = rankdata([order[1:] for order in permutations(y_F)], axis=1)
     strengths_P = abs((ranks_PF - 3.5) @ (x_F[1:] - 3.5)) / 17.5
-    assert rho is not None
     assert rho.value == pytest.approx(spearmanr(x_F[1:], y_F[1:]).statistic)
     assert rho.p == pytest.approx(np.mean(strengths_P >= abs(rho.value) - 1e-9))
 
@@ -166,7 +156,6 @@ def test_between_seven_families_the_p_value_is_exact() -> None:
     assert exact == pytest.approx(0.048, abs=1e-4)
     for y_F in (orders[at] for at in np.flatnonzero(np.isclose(strengths, critical))[::9]):
         ((rho,),) = between_families(x_F[None], y_F[None], np.ones(7), np.arange(7))
-        assert rho is not None
         assert rho.p == pytest.approx(exact)
 
 
@@ -174,8 +163,6 @@ def test_a_score_has_the_same_interval_alone_and_among_others() -> None:
     rng = np.random.default_rng(5)
     x_SL, y_KL = rng.standard_normal((3, 12)), rng.standard_normal((1, 12))
     together, alone = (within_families(x, y_KL, np.ones(12), np.zeros(12, int))[-1][0] for x in (x_SL, x_SL[-1:]))
-    assert together is not None
-    assert alone is not None
     assert (together.low, together.high) == (alone.low, alone.high)
 
 

@@ -89,28 +89,28 @@ def test_a_ladder_is_one_small_record_and_ones_own_layer_is_placed_among_them(
     monkeypatch.setitem(PRESETS, "profile", (few, {"parity": SMALL}))
     monkeypatch.setattr(options, "ON_A_CPU", {"steps": 4, "batch_size": 16, "evaluations": 2})
     folder, out = tmp_path / "reference", tmp_path / "out"
-    words = ["--layers", "lstm", "gla", "--tasks", "parity", "--folder", str(folder), "--out", str(out)]
+    words = ["--layers", "lru", "gla", "--tasks", "parity", "--folder", str(folder), "--out", str(out)]
     command.main(["--preset", "profile", *words])
 
     # All runs of the ladder stand in one record.
-    file = folder / "profile" / "lstm" / "parity.jsonl"
+    file = folder / "profile" / "lru" / "parity.jsonl"
     assert len(records.read_all(file)) == 1
     assert file.stat().st_size < 6_000
     columns = ["difficulty", "lr", "seed", "diverged_step", "validation.token_accuracy", "test.token_accuracy"]
-    stored = load_rows(folder, ["profile"], [ENTRIES["lstm"]], ["parity"])
+    stored = load_rows(folder, ["profile"], [ENTRIES["lru"]], ["parity"])
     trained = records.load(out / "profile" / "studies")
-    trained = trained[trained["mixer"] == "lstm"]
+    trained = trained[trained["mixer"] == "lru"]
     assert len(stored) == len(trained) >= 8
     found = [set(map(str, table[columns].to_dict("records"))) for table in (stored, trained)]
     assert found[0] == found[1]
 
     assert {path.stem for path in (folder / "profile").glob("*.png")} == {"overview", "ladders", "time"}
     page = (folder / "profile" / "overview.md").read_text()
-    assert re.search(r"\| `lstm` \| 1 \| 1.5 \| 0.0\d\d \(.* \| 32 \|", page)
+    assert re.search(r"\| `lru` \| 1 \| 1.5 \| 0.0\d\d \(.* \| 128 \|", page)
     assert re.search(r"## parity\n\n\| length \| 40 \| 64 ", page)
     capsys.readouterr()
-    study("lru", "parity", preset="profile", reference=str(folder), out=tmp_path / "own")
-    assert "lru: tier 1 of 1, with " in capsys.readouterr().out
+    study("linear-attention", "parity", preset="profile", reference=str(folder), out=tmp_path / "own")
+    assert "linear-attention: tier 1 of 1, with " in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("tiny", "undrawn")
