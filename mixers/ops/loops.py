@@ -54,7 +54,7 @@ def loop_of(module: nn.Module, settings: Hashable, function: Callable[[Tensor], 
 
 
 def _is_replayed(x: Any) -> bool:
-    """Return whether a loop over x is replayed: on a GPU, in no other loop, trace, ``vmap`` or graph of the caller's."""
+    """Return whether a loop over x is replayed: on a GPU, in no loop, trace, ``vmap`` or graph of the caller's."""
     if not x.is_cuda or _looping or isinstance(x, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(x):
         return False
     return not (torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing())
