@@ -71,10 +71,9 @@ class FlipFlop(Task):
     name = "flip-flop"
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {"length": (128, 256, 1024), "ignore": (0.1, 0.9, 0.98)}
     ladder = Ladder(
-        # At 0.8 six of eight layers kept the bit through 192 tokens: lengths do not tell them apart.
-        axis="share of instructions to ignore",
-        rungs={ignore: {"ignore": ignore} for ignore in (0.5, 0.8, 0.9, 0.95, 0.98, 0.99)},
-        shared={"length": 256},
+        # About four writes and four reads at each length: a guess of the bit written most often scores the same on all.
+        axis="length, eight instructions not to ignore",
+        rungs={length: {"length": length, "ignore": 1 - 16 / length} for length in (32, 64, 96, 128, 192, 256)},
     )
     config: Config
 

@@ -21,7 +21,7 @@ from mixers.models import BACKBONES, Backbone
 from mixers.named import is_path, members_of, text_of
 from mixers.ops.numerics import product_precision
 from mixers.options import identity, option_of, override, switch
-from mixers.registry import building, changed, find_mixer, variant_label
+from mixers.registry import building, find_mixer, variant_label
 from mixers.short_convolution import with_short_convolution
 from mixers.stack import StackLayer
 from mixers.transformer import Transformer
@@ -70,9 +70,10 @@ class LayerChoice:
     @property
     def label(self) -> str:
         """Name of the layer in tables, with its settings that differ from the defaults and from the preset's."""
-        settings = changed(vars(self.mixer_config), type(self.mixer_config))
-        own = {name: y for name, y in settings.items() if (option_of(name), y) != ("heads", self.heads)}
-        return variant_label(self.mixer, own, self.shape.layers, self.short_convolution)
+        kind = type(self.mixer_config)
+        defaults = vars(override(kind, with_heads(kind, self.heads)))
+        settings = {name: y for name, y in vars(self.mixer_config).items() if y != defaults[name]}
+        return variant_label(self.mixer, settings, self.shape.layers, self.short_convolution)
 
     @property
     def costs(self) -> Costs:
@@ -264,11 +265,7 @@ def choose_layers(options: Options, values: dict[str, Any], say: Say) -> list[La
     choices = [
         LayerChoice(
             mixer=name,
-            mixer_config=override(
-                config,
-                {entry.name: heads for entry in fields(config) if heads and option_of(entry.name) == "heads"}
-                | settings[name],
-            ),
+            mixer_config=override(config, with_heads(config, heads) | settings[name]),
             shape=replace(shape, layers=options.layers or len(members_of(name))),
             short_convolution=size,
             heads=heads,
@@ -309,6 +306,11 @@ def choose_layers(options: Options, values: dict[str, Any], say: Say) -> list[La
     return matched
 
 
+def with_heads(config: type, heads: int) -> dict[str, int]:
+    """Return the settings of a layer's ``Config`` that give it a number of heads; none for 0, or without heads."""
+    return {entry.name: heads for entry in fields(config) if heads and option_of(entry.name) == "heads"}
+
+
 def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tuple[str, Any]]:
     """Return the chosen difficulties of a task: names and configurations.
 
@@ -322,7 +324,7 @@ def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tu
     """
     task_class = find_task(task)
     preset_values = PRESETS[options.preset][1].get(task, {})
-    values = {**preset_values, **values}
+    given, values = values, {**preset_values, **values}
 
     def configured(**changes: Any) -> Any:
         try:
@@ -347,7 +349,7 @@ def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tu
     if (ladder := task_class.ladder) is not None:
         shared = {k: v for k, v in {"train_examples": FRESH, **ladder.shared}.items() if k not in values}
         for number, rung in enumerate(ladder.rungs.values(), 1):
-            rungs[f"rung-{number}"] = (f"rung-{number}" + "-custom" * bool(values), {**shared, **rung})
+            rungs[f"rung-{number}"] = (f"rung-{number}" + "-custom" * bool(given), {**shared, **rung})
     if not rungs and options.preset == "profile":
         raise ValueError(f"task {task} has no ladder, which --preset profile trains: give its class one")
 

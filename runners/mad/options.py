@@ -39,7 +39,7 @@ BOUNDS = {"lr": (1e-8, 10.0), "weight_decay": (0.0, 10.0)}
 ON_A_CPU: dict[str, Any] = {"steps": 1_000, "batch_size": 16, "evaluations": 4}
 """Training of a profile on a CPU, where that on a GPU would take a day."""
 HEADS = 4
-"""Heads of a profile's layers that have heads, in place of 4, 8 or 16. They have 16 channels at width 64."""
+"""Heads of a profile's layers that have heads. Those of attention have 16 channels at width 64."""
 START = 3
 """Rung of a ladder that chooses the learning rate of a profile."""
 RUNGS = ("rung-3", "rung-4", "rung-5", "rung-6", "rung-2", "rung-1")

@@ -340,7 +340,8 @@ def train_profiles(
     table = pd.concat(tables, ignore_index=True)
     folder = records.REFERENCE if options.reference == "shipped" else Path(options.reference)
     known = load_rows(folder, ["profile"], RANKED, table["task"].unique()) if options.reference != "none" else table[:0]
-    reference = None if known.empty else seed_scores(known)
+    comparable = not known.empty and not table["difficulty"].str.endswith("custom").any()
+    reference = seed_scores(known) if comparable else None
     for _, of_layer in table.groupby(LAYER, sort=False):
         print_profile(of_layer, reference, console)
     console.print(

@@ -204,6 +204,21 @@ def test_the_picture_has_a_row_for_each_layer_tier_by_tier_and_marks_ones_own() 
     assert [text.get_text() for text in figure.axes[0].texts] == ["tier 1", "tier 2", "not ranked"]
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), {"transformer": 4, "lstm": None, "m2rnn": 4}),
+        (("--mixer.heads", "16"), {"transformer-heads-16": 16, "lstm": None, "m2rnn-heads-16": 16}),
+    ],
+)
+def test_layers_of_a_profile_have_four_heads_and_names_that_say_others(
+    words: tuple[str, ...], expected: dict[str, int | None]
+) -> None:
+    asked = ["--preset", "profile", "--task", "parity", "--mixer", "transformer", "lstm", "m2rnn", *words]
+    found = {one.label: getattr(one.mixer_config, "heads", None) for one in planned(asked)[1]}
+    assert found == expected
+
+
 def test_a_place_is_a_tier_among_layers_of_equal_size_that_have_all_abilities() -> None:
     rungs = {rung: [0.8, 0.82] for rung in range(1, 7)}
     poor = {rung: [0.3, 0.31] for rung in range(1, 7)}
