@@ -1,6 +1,7 @@
 """Loops over positions or segments in PyTorch's operations, for widths without kernels; on a GPU they are replayed."""
 
 from collections.abc import Callable, Hashable, Sequence
+from threading import local
 from typing import Any
 
 import torch
@@ -9,10 +10,17 @@ from torch._subclasses import FakeTensor
 from torch.func import functional_call
 
 from mixers.ops.method import Method, Optionals, Recipe, Tensors
+from mixers.ops.replay import are_watched
 from mixers.ops.runs import over_runs
 
-_looping = False
-"""Whether a loop is running, whose parts are no loops of their own."""
+
+class _OfThread(local):
+    """Whether a loop is running in a thread, whose parts are no loops of their own."""
+
+    looping = False
+
+
+_of_thread = _OfThread()
 
 
 def loop(name: Hashable, function: Callable[..., Any], *tensors: Tensor | None, outputs: int = 1) -> Tensors:
@@ -27,7 +35,7 @@ def loop(name: Hashable, function: Callable[..., Any], *tensors: Tensor | None, 
         tensors: its arguments; the first one is no None.
         outputs: number of its results.
     """
-    if _is_replayed(tensors[0]):
+    if _are_replayed(tensors):
         differentiated = [y is not None and y.requires_grad for y in tensors]
         return over_runs(_loop_method(name, function, outputs, differentiated), *tensors)
     results = function(*tensors)
@@ -38,26 +46,28 @@ def loop_of(module: nn.Module, settings: Hashable, function: Callable[[Tensor], 
     """Return ``function(x)``, the forward pass of a module.
 
     Args:
-        module: the module.
+        module: the module. With hooks, which a replay would not call, it is launched.
         settings: modules of one class with equal settings differ in nothing but their parameters and buffers.
         function: the forward pass itself, without this call.
         x_BTD: inputs.
     """
-    if not _is_replayed(x_BTD):
-        return function(x_BTD)
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    parts = [*module.modules()]
+    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+    if hooked or not _are_replayed((x_BTD, *tensors.values())):
+        return function(x_BTD)
 
     def call(x_BTD: Tensor, *values: Tensor) -> Any:
         return functional_call(module, dict(zip(tensors, values, strict=True)), (x_BTD,))
 
-    return loop((type(module), settings), call, x_BTD, *tensors.values())[0]
+    name = type(module), settings, module.training, *tensors, *map(type, parts)
+    return loop(name, call, x_BTD, *tensors.values())[0]
 
-
-def _is_replayed(x: Any) -> bool:
-    """Return whether a loop over x is replayed: on a GPU, in no loop, trace, ``vmap`` or graph of the caller's."""
-    if not x.is_cuda or _looping or isinstance(x, FakeTensor) or torch._C._functorch.is_functorch_wrapped_tensor(x):
+    """Return whether a loop over tensors is replayed: on a GPU, in no loop, trace, ``vmap`` or caller's graph."""
+    """Return whether a loop over tensors is replayed: on a GPU, in no loop, trace, ``vmap`` or graph of the caller's."""
+    if not tensors[0].is_cuda or _of_thread.looping or isinstance(tensors[0], FakeTensor) or are_watched():
         return False
-    return not (torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing())
+    return not any(y is not None and torch._C._functorch.is_functorch_wrapped_tensor(y) for y in tensors)
 
 
 def _loop_method(name: Hashable, function: Callable[..., Any], outputs: int, differentiated: Sequence[bool]) -> Method:
@@ -65,13 +75,12 @@ def _loop_method(name: Hashable, function: Callable[..., Any], outputs: int, dif
     autocast = {kind: (torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in ("cpu", "cuda")}
 
     def run(tensors: Sequence[Any]) -> Tensors:
-        global _looping
-        kind, _looping = tensors[0].device.type, True
+        kind, _of_thread.looping = tensors[0].device.type, True
         try:
             with torch.autocast(kind, *autocast[kind]):
                 results = function(*(y if y is None else y[0] for y in tensors))
         finally:
-            _looping = False
+            _of_thread.looping = False
         return results if isinstance(results, tuple) else (results,)
 
     def forward(*tensors: Tensor | None) -> tuple[Tensors, Tensors]:
@@ -82,7 +91,10 @@ def _loop_method(name: Hashable, function: Callable[..., Any], outputs: int, dif
             given = [y.detach().requires_grad_() if d else y for y, d in zip(tensors, differentiated, strict=True)]
             results = run(given)
         leaves = [y for y, d in zip(given, differentiated, strict=True) if d]
-        found = iter(torch.autograd.grad(results, leaves, [dy[0] for dy in gradients], allow_unused=True))
+        pairs = [(y, dy[0]) for y, dy in zip(results, gradients, strict=True) if y.requires_grad]
+        if not pairs:
+            return [None] * len(differentiated)
+        found = iter(torch.autograd.grad([y for y, _ in pairs], leaves, [dy for _, dy in pairs], allow_unused=True))
         return [next(found) if d else None for d in differentiated]
 
     recipe = Recipe((name, *autocast["cuda"], *differentiated), (), lambda: method)

@@ -1,26 +1,29 @@
 """Replays of operations that consist of thousands of small launches, as CUDA graphs.
 
-Launching takes Python longer than it takes the GPU to compute. So the fourth pass over tensors of the same shapes is
+Launching takes Python longer than it takes the GPU to compute. So the third pass over tensors of the same shapes is
 captured, and later ones are replayed. A graph has copies of its tensors: a replay copies the caller's tensors in and
 the results out. So the results are the caller's own, shapes may alternate, and a layer may be called several times
 before its backward pass, with other inputs and weights.
 
-The memory of a graph is that of its copies and results; what lies between is shared by all graphs of a GPU. A caller
-who captures a graph himself gets the launches, in place of a replay.
+The memory of a graph is that of its copies and results; what lies between is shared by all graphs of a GPU. Where it
+does not suffice, passes are launched. So they are for a caller who captures a graph himself.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from functools import cache
+from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
+from mixers.base import log_once
 from mixers.ops.ahead import skips_launches
 from mixers.ops.method import Method, Optionals, Tensors
 
-PASSES = 3
+PASSES = 2
 """Passes over tensors of the same shapes that are launched before one is captured: warm-ups of graphs have as many."""
 SHAPES = 16
 """Passes that are remembered for each GPU by their shapes, those that ran last; forward and backward count as two."""
@@ -56,9 +59,7 @@ def _run(name: str, method: Method, run: Callable[[Method, Sequence[Any]], Optio
     assert method.recipe is not None
     key, constants, make = method.recipe
     device = tensors[0].device  # type: ignore[union-attr]
-    if device.type != "cuda" or isinstance(tensors[0], FakeTensor) or skips_launches():
-        return run(method, tensors)
-    if torch.cuda.is_current_stream_capturing():
+    if device.type != "cuda" or isinstance(tensors[0], FakeTensor) or skips_launches() or are_watched():
         return run(method, tensors)
 
     def function(given: Sequence[Any]) -> Optionals:
@@ -68,8 +69,15 @@ def _run(name: str, method: Method, run: Callable[[Method, Sequence[Any]], Optio
         return _replays(device).run((name, key), function, (*constants, *tensors))
 
 
+def are_watched() -> bool:
+    """Return whether operations are recorded or captured one by one, so that a replay would hide them."""
+    if torch.compiler.is_compiling() or torch.is_anomaly_enabled() or torch._C._len_torch_dispatch_stack():
+        return True
+    return torch.cuda.is_current_stream_capturing()
+
+
 class Replays:
-    """Graphs of one GPU, by what they compute and the shapes of its tensors.
+    """Graphs of one GPU, by what they compute and the shapes of its tensors; threads take turns.
 
     Args:
         capture: captures a function of tensors, and returns one of other tensors of the same shapes.
@@ -78,6 +86,7 @@ class Replays:
     def __init__(self, capture: Callable[[Function, Optionals], Function]) -> None:
         self.capture = capture
         self._known: dict[Hashable, int | Function] = {}
+        self._lock = RLock()
 
     def run(self, name: Hashable, function: Function, given: Optionals) -> Optionals:
         """Return ``function(given)``.
@@ -88,13 +97,19 @@ class Replays:
             given: its tensors.
         """
         key = name, tuple(None if y is None else (y.shape, y.dtype) for y in given)
-        known = self._known.pop(key, 0)
-        if isinstance(known, int):
-            known = known + 1 if known < PASSES else self.capture(function, given)
-        self._known[key] = known  # the one used last
-        if len(self._known) > SHAPES:
-            del self._known[next(iter(self._known))]
-        return function(given) if isinstance(known, int) else known(given)
+        with self._lock:
+            known = self._known.pop(key, 0)
+            if known == PASSES:
+                try:
+                    known = self.capture(function, given)
+                except RuntimeError as error:
+                    log_once(f"passes are launched one operation after another, not replayed: {error}")
+            if isinstance(known, int):
+                known += 1
+            self._known[key] = known  # the one used last
+            if len(self._known) > SHAPES:
+                del self._known[next(iter(self._known))]
+            return function(given) if isinstance(known, int) else known(given)
 
 
 class Graph:
@@ -106,11 +121,26 @@ class Graph:
     """
 
     def __init__(self, function: Function, given: Optionals) -> None:
-        self.given = [y if y is None else y.detach().clone() for y in given]
+        device, before = torch.cuda.current_device(), torch.cuda.current_stream()
+        pool, side, self.done = _shared(device)
         self.graph = torch.cuda.CUDAGraph()
-        pool, self.done = _shared(torch.cuda.current_device())
-        with torch.no_grad(), torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-            self.results = [*function(self.given)]
+        with torch.inference_mode(False), torch.no_grad():
+            self.given = [y if y is None else y.detach().clone() for y in given]
+
+            # Libraries make their handles and load their kernels outside of the capture.
+            side.wait_stream(before)
+            with torch.cuda.stream(side):
+                function(self.given)
+            before.wait_stream(side)
+
+            try:
+                with torch.cuda.graph(self.graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+                    self.results = [*function(self.given)]
+            except BaseException:  # after which PyTorch leaves the stream and the pool as they are
+                torch.cuda.set_stream(before)
+                with suppress(RuntimeError):
+                    torch._C._cuda_endAllocateToPool(device, pool)
+                raise
 
     def __call__(self, given: Optionals) -> Optionals:
         """Return the results, which share no memory with the graph."""
@@ -131,6 +161,6 @@ def _replays(device: torch.device) -> Replays:
 
 
 @cache
-def _shared(device: int) -> tuple[Any, torch.cuda.Event]:
-    """Return what all graphs of a GPU share: memory, and the event behind their last replay, on whichever stream."""
-    return torch.cuda.graph_pool_handle(), torch.cuda.Event()
+def _shared(device: int) -> tuple[Any, torch.cuda.Stream, torch.cuda.Event]:
+    """Return what all graphs of a GPU share: memory, the stream of captures, and the event behind their last replay."""
+    return torch.cuda.graph_pool_handle(), torch.cuda.Stream(device), torch.cuda.Event()

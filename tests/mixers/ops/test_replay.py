@@ -15,13 +15,15 @@ from tests.kernel_marks import on_gpu
 from tests.mixers.errors import error
 
 
-def test_the_fourth_pass_over_a_shape_is_captured_and_the_shapes_used_last_are_kept(
+def test_the_third_pass_over_a_shape_is_captured_and_the_shapes_used_last_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     captured: list[int] = []
 
     def capture(function: replay.Function, given: Sequence[Any]) -> replay.Function:
         captured.append(len(given[0]))
+        if len(given[0]) == 5:
+            raise torch.OutOfMemoryError("no memory for a graph")
         return lambda given: [-1 * given[0]]
 
     monkeypatch.setattr(replay, "SHAPES", 2)
@@ -31,12 +33,13 @@ def test_the_fourth_pass_over_a_shape_is_captured_and_the_shapes_used_last_are_k
         results = [replays.run(name, lambda given: [2 * given[0]], [torch.ones(length), None]) for _ in range(count)]
         return [float(y[0]) for (y,) in results if y is not None]
 
-    assert passes("a", 3, 5) == [2, 2, 2, -1, -1]
+    assert passes("a", 3, 4) == [2, 2, -1, -1]
     assert passes("a", 4, 2) == [2, 2]
     assert passes("b", 3, 1) == [2]  # in place of the first one
-    assert passes("a", 4, 3) == [2, -1, -1]
+    assert passes("a", 4, 2) == [-1, -1]
     assert passes("a", 3, 1) == [2]
-    assert captured == [3, 4]
+    assert passes("a", 5, 5) == [2] * 5
+    assert captured == [3, 4, 5]
 
 
 @pytest.mark.parametrize("name", ["lstm", "slstm", "m2rnn", "rmt", "transformer-fam", "staircase"])
@@ -47,7 +50,7 @@ def test_a_loop_that_could_be_replayed_computes_the_same(name: str, monkeypatch:
     plain = layer(x)
     expected = [plain, *torch.autograd.grad(plain, parameters, dz)]
 
-    monkeypatch.setattr(loops, "_is_replayed", lambda x: not loops._looping)
+    monkeypatch.setattr(loops, "_are_replayed", lambda tensors: not loops._of_thread.looping)
     with methods_met() as met:
         found = layer(x)
     assert "loop of operations, replayed" in met
@@ -58,7 +61,8 @@ def test_a_loop_that_could_be_replayed_computes_the_same(name: str, monkeypatch:
 def trained(name: str, checkpointed: bool) -> list[Tensor]:
     """Train a small model with two lengths, two backward passes a step and evaluations; return all that it computes."""
     torch.manual_seed(0)
-    layers = [build(name, width=256, heads=8, mlp_width=512).cuda() for _ in range(2)]
+    deep = {"layers": 2} if name == "feedback-transformer" else {}  # one layer has another kernel
+    layers = [build(name, width=256, heads=8, mlp_width=512, **deep).cuda() for _ in range(2)]
     optimizer = torch.optim.AdamW(nn.ModuleList(layers).parameters(), lr=1e-3)
     found = []
 
@@ -86,6 +90,7 @@ def test_a_training_with_replays_is_that_with_launches(
     name: str, checkpointed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replayed = trained(name, checkpointed)
+    assert graphs() > 0
     monkeypatch.setattr(replay, "PASSES", 10**6)
     monkeypatch.setattr(replay, "_replays", lambda device: replay.Replays(replay.Graph))
     assert all(torch.equal(a, b) for a, b in zip(replayed, trained(name, checkpointed), strict=True))
@@ -96,17 +101,21 @@ def test_a_training_with_replays_is_that_with_launches(
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("name", ["lstm", "slstm", "m2rnn", "rmt", "transformer-fam", "staircase"])
 def test_replayed_loops_compute_what_launched_ones_do(name: str, checkpointed: bool) -> None:
-    """PyTorch's attention adds up its gradients in any order, so that they are equal but for roundings."""
     torch.manual_seed(0)
-    layer = build(name, width=512).cuda()
+    wide = {"slstm": {"heads": 1}, "m2rnn": {"heads": 4}}  # for which there are no kernels
+    layer = build(name, width=512, **wide.get(name, {})).cuda()
     parameters, inputs = [*layer.parameters()], torch.randn(2, 2, 64, 512, device="cuda")
     with methods_met() as met:
         passes = [outcome(layer, x, parameters, checkpointed) for x in (*inputs, *inputs, *inputs)]
     assert "loop of operations, replayed" in met
+    assert graphs() > 0
     for launched, replayed in zip(passes[:2], passes[4:], strict=True):
-        assert torch.equal(launched[0], replayed[0])
-        for one, other in zip(launched, replayed, strict=True):
-            assert error(other, one) <= 0.01
+        assert all(error(other, one) <= 1e-3 for one, other in zip(launched, replayed, strict=True))
+
+
+def graphs() -> int:
+    """Graphs of the first GPU."""
+    return sum(isinstance(y, replay.Graph) for y in replay._replays(torch.device("cuda", 0))._known.values())
 
 
 def outcome(layer: nn.Module, x: Tensor, parameters: Sequence[Tensor], checkpointed: bool) -> list[Tensor]:
