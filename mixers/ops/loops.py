@@ -63,9 +63,10 @@ def loop_of(module: nn.Module, settings: Hashable, function: Callable[[Tensor], 
     name = type(module), settings, module.training, *tensors, *map(type, parts)
     return loop(name, call, x_BTD, *tensors.values())[0]
 
-    """Return whether a loop over tensors is replayed: on a GPU, in no loop, trace, ``vmap`` or caller's graph."""
+
 def _are_replayed(tensors: Sequence[Any]) -> bool:
-    """Return whether a loop over tensors is replayed: on a GPU, in no loop, trace, ``vmap`` or graph of the caller."""
+    """Return whether a loop over tensors is replayed: on a GPU, in no loop, trace, ``vmap`` or graph of a caller."""
+    if not tensors[0].is_cuda or _of_thread.looping or isinstance(tensors[0], FakeTensor) or are_watched():
         return False
     return not any(y is not None and torch._C._functorch.is_functorch_wrapped_tensor(y) for y in tensors)
 
