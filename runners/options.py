@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 import docstring_parser
 import tyro
 
-from mixers.options import BETWEEN, converted
+from mixers.options import BETWEEN, converted, option_of
 
 Options = TypeVar("Options")
 
@@ -156,6 +156,11 @@ def applicable(
     return {
         member: {option: value for option, value in values.items() if option in names[member]} for member in configs
     }
+
+
+def heads_of(config: type) -> list[str]:
+    """Return the fields of a ``Config`` that are numbers of heads, those of the members of a stack included."""
+    return [entry.name for entry in fields(config) if option_of(entry.name) == "heads"]
 
 
 def expand(names: Sequence[str], registry: Mapping[str, Any]) -> list[str]:

@@ -202,6 +202,16 @@ def test_accuracies_in_the_claims_are_those_of_the_cells_that_they_name() -> Non
     assert checked > 300
 
 
+def test_the_exponents_of_latency_follow_from_the_times_of_their_record() -> None:
+    (claim,) = (claim for claim in claims() if claim["name"] == "latency-linear")
+    cells = json.loads(records(claim)[0].read_text())["cells"]
+    for sequences, exponent in re.findall(r"(\d+) sequences ([\d.]+)", claim["value"]):
+        place = {"phase": "forward", "layers": 1, "batch_size": int(sequences), "implementation": "rt-chunked-graph"}
+        timed = [(cell["length"], cell["median_ms"]) for cell in cells if place.items() <= cell.items()]
+        assert len(timed) > 3
+        assert rounds_to(exponent, np.polyfit(*np.log(timed).T, 1)[0])
+
+
 def test_losses_in_the_claims_are_those_of_runs_of_the_models_that_they_name() -> None:
     """That a loss is the one of its rate and seed is not checked."""
     for claim in claims():

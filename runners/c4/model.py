@@ -26,7 +26,6 @@ the stream has zero mean, so that only the division by the standard deviation is
 """
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -41,11 +40,12 @@ from mixers.attention_layer import AttentionLayer
 from mixers.base import Layer
 from mixers.models import LanguageModel
 from mixers.ops.numerics import product_dtype
-from mixers.options import option_of, override
+from mixers.options import override
 from mixers.registry import building, find_mixer
 from mixers.rt.layer import RecurrentTransformer
 from mixers.transformer import Transformer
 from runners.c4.config import Config
+from runners.options import heads_of
 
 LOGITS = 2**28
 """Number of logits in memory at a time: half a GiB in bfloat16, and a GiB of float32 log-probabilities."""
@@ -72,8 +72,7 @@ def layer_of(config: Config, options: dict[str, Any]) -> tuple[type[Layer], Any]
             f"--parametrisation authors is defined for rt and transformer, not for {config.mixer}: leave it out"
         )
 
-    heads = [field.name for field in fields(layer.Config) if option_of(field.name) == "heads"]
-    by_size = {name: config.head_count() for name in heads if name not in options}
+    by_size = {name: config.head_count() for name in heads_of(layer.Config) if name not in options}
     return layer, override(layer.Config, by_size | options)
 
 

@@ -20,7 +20,7 @@ from mixers.matching import FIGURES, count, match
 from mixers.models import BACKBONES, Backbone
 from mixers.named import is_path, members_of, text_of
 from mixers.ops.numerics import product_precision
-from mixers.options import identity, option_of, override, switch
+from mixers.options import identity, override, switch
 from mixers.registry import building, find_mixer, variant_label
 from mixers.short_convolution import with_short_convolution
 from mixers.stack import StackLayer
@@ -29,7 +29,7 @@ from runners.device import find_devices
 from runners.mad.options import HEADS, PRESETS, Options, preset_name, tasks_of
 from runners.mad.points import SATURATED
 from runners.mad.training.protocol import Protocol, Run
-from runners.options import applicable, expand, flag_of
+from runners.options import applicable, expand, flag_of, heads_of
 from runners.tables import abbreviated
 from runners.task_names import find_task
 from tasks.base import FRESH, Task
@@ -308,7 +308,7 @@ def choose_layers(options: Options, values: dict[str, Any], say: Say) -> list[La
 
 def with_heads(config: type, heads: int) -> dict[str, int]:
     """Return the settings of a layer's ``Config`` that give it a number of heads; none for 0, or without heads."""
-    return {entry.name: heads for entry in fields(config) if heads and option_of(entry.name) == "heads"}
+    return dict.fromkeys(heads_of(config), heads) if heads else {}
 
 
 def difficulties(task: str, options: Options, values: dict[str, Any]) -> list[tuple[str, Any]]:

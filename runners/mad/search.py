@@ -312,12 +312,15 @@ class Search:
     def evaluate_chosen(self) -> pd.DataFrame:
         """Read the test split for the chosen point of the finished grid; return the table of its records.
 
-        The point that all runs of the study choose, those of other grids included, is read, too.
+        The point that all runs of the study choose, those of other grids included, is read, too. So is that of a rung
+        whose rate another one chose, although a seed has diverged there: it counts 0 in a profile.
         """
         runs = runs_of(self.experiment, self.options)
         chosen, repeats = chosen_and_repeats(self.experiment, self.options)
         finished = self._finished()
-        points = {chosen, choose(table_of(finished), ())}
+        points, grid = {chosen, choose(table_of(finished), ())}, {(run.lr, run.weight_decay) for run in runs}
+        if self.experiment.rung and len(grid) == 1:
+            points |= grid
         selected = [(file.parent, record) for file, record in finished if (record.lr, record.weight_decay) in points]
         try:
             evaluate_on_test(self.experiment, selected, self.device, self.limit)

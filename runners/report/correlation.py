@@ -121,14 +121,9 @@ def within_families(scores_SL: Floats, gains_KL: Floats, given_L: Floats, famili
         )
         found_SK.append([_found(x_BL, _centred_ranks(y_L[chosen_BL], average_BLL), z_1L) for y_L in gains_SKL[s]])
 
-        # The p-value of this score alone, for the layers' own gains and for each assignment to other layers. Where all
-        # layers have the score, no assignment changes which gains are ranked.
+        # The p-value of this score alone, for the layers' own gains and for each assignment to other layers.
         for k, y_L in enumerate(gains_SKL[s]):
-            y_PL = (
-                _centred_ranks(y_L[None], average_BLL[:1])[0, shuffled_PL]
-                if len(at) == len(y_L)
-                else _centred_ranks(y_L[shuffled_PL[:, at]], average_BLL[:1])
-            )
+            y_PL = _centred_ranks(y_L[shuffled_PL[:, at]], average_BLL[:1])
             strengths_P = abs(np.nan_to_num(_cosines(x_BL[:1], y_PL)))
             p_SKP[s, k] = 1 - np.searchsorted(np.sort(strengths_P), strengths_P - 1e-9) / len(strengths_P)
 

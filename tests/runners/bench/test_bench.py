@@ -72,7 +72,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Short checks and repeats; layers of a user's module."""
     monkeypatch.setattr(measure, "CHECK_LENGTH", 9)
     monkeypatch.setattr(measure, "REPEAT_MS", 1e-3)
-    monkeypatch.setattr("gc.collect", lambda: 0)
     (tmp_path / "own_layers_of_a_bench.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield

@@ -181,6 +181,15 @@ def test_where_a_further_seed_diverges_the_next_best_point_is_repeated(
     assert trained(tmp_path, **grid)["test.loss"].notna()[0]
 
 
+def test_on_a_rung_of_one_rate_the_seeds_that_converge_are_read_on_the_test_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diverged: dict[str, Any] = {"diverged_step": 3, "validation": None}
+    altered(monkeypatch, lambda run, result: replace(result, **diverged) if run.seed == 1 else result)
+    table = trained(tmp_path, experiment(difficulty="rung-4"), lr=(1e-3,), weight_decay=(0.0,), seeds=3)
+    assert [*table["test.loss"].notna()] == [True, False, True]
+
+
 def test_a_run_whose_evaluation_alone_is_not_finite_is_recorded_as_diverged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
