@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
 from torch.func import functional_call
 
+from mixers.base import hooked
 from mixers.ops.method import Method, Optionals, Recipe, Tensors
-from mixers.ops.replay import are_watched
+from mixers.ops.replay import may_replay
 from mixers.ops.runs import over_runs
 
 
@@ -35,11 +35,10 @@ def loop(name: Hashable, function: Callable[..., Any], *tensors: Tensor | None, 
         tensors: its arguments; the first one is no None.
         outputs: number of its results.
     """
-    if _are_replayed(tensors):
-        differentiated = [y is not None and y.requires_grad for y in tensors]
-        return over_runs(_loop_method(name, function, outputs, differentiated), *tensors)
-    results = function(*tensors)
-    return results if isinstance(results, tuple) else (results,)
+    if not _are_replayed(tensors):
+        return _as_tuple(function(*tensors))
+    differentiated = [y is not None and y.requires_grad for y in tensors]
+    return over_runs(_loop_method(name, function, outputs, differentiated), *tensors)
 
 
 def loop_of(module: nn.Module, settings: Hashable, function: Callable[[Tensor], Tensor], x_BTD: Tensor) -> Tensor:
@@ -53,8 +52,7 @@ def loop_of(module: nn.Module, settings: Hashable, function: Callable[[Tensor], 
     """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     parts = [*module.modules()]
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
-    if hooked or not _are_replayed((x_BTD, *tensors.values())):
+    if any(map(hooked, parts)) or not _are_replayed((x_BTD, *tensors.values())):
         return function(x_BTD)
 
     def call(x_BTD: Tensor, *values: Tensor) -> Any:
@@ -66,9 +64,13 @@ def loop_of(module: nn.Module, settings: Hashable, function: Callable[[Tensor], 
 
 def _are_replayed(tensors: Sequence[Any]) -> bool:
     """Return whether a loop over tensors is replayed: on a GPU, in no loop, trace, ``vmap`` or graph of a caller."""
-    if not tensors[0].is_cuda or _of_thread.looping or isinstance(tensors[0], FakeTensor) or are_watched():
+    if _of_thread.looping or not may_replay(tensors[0]):
         return False
     return not any(y is not None and torch._C._functorch.is_functorch_wrapped_tensor(y) for y in tensors)
+
+
+def _as_tuple(results: Any) -> Tensors:
+    return results if isinstance(results, tuple) else (results,)
 
 
 def _loop_method(name: Hashable, function: Callable[..., Any], outputs: int, differentiated: Sequence[bool]) -> Method:
@@ -79,10 +81,9 @@ def _loop_method(name: Hashable, function: Callable[..., Any], outputs: int, dif
         kind, _of_thread.looping = tensors[0].device.type, True
         try:
             with torch.autocast(kind, *autocast[kind]):
-                results = function(*(y if y is None else y[0] for y in tensors))
+                return _as_tuple(function(*(y if y is None else y[0] for y in tensors)))
         finally:
             _of_thread.looping = False
-        return results if isinstance(results, tuple) else (results,)
 
     def forward(*tensors: Tensor | None) -> tuple[Tensors, Tensors]:
         return tuple(y[None] for y in run(tensors)), ()
@@ -93,8 +94,6 @@ def _loop_method(name: Hashable, function: Callable[..., Any], outputs: int, dif
             results = run(given)
         leaves = [y for y, d in zip(given, differentiated, strict=True) if d]
         pairs = [(y, dy[0]) for y, dy in zip(results, gradients, strict=True) if y.requires_grad]
-        if not pairs:
-            return [None] * len(differentiated)
         found = iter(torch.autograd.grad([y for y, _ in pairs], leaves, [dy for _, dy in pairs], allow_unused=True))
         return [next(found) if d else None for d in differentiated]
 

@@ -12,6 +12,7 @@ does not suffice, passes are launched. So they are for a caller who captures a g
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import chain, islice
 from threading import RLock
 from typing import Any
 
@@ -45,35 +46,39 @@ def replayed_backward(
     method: Method, gradients: Tensors, tensors: Optionals, outputs: Tensors, saved: Tensors
 ) -> Optionals:
     """Return ``method.backward(gradients, tensors, outputs, saved)``."""
-    ends = [len(gradients), len(gradients) + len(tensors), len(gradients) + len(tensors) + len(outputs)]
+    parts = gradients, tensors, outputs, saved
+    sizes = [*map(len, parts)]
 
     def backward(made: Method, given: Sequence[Any]) -> Optionals:
-        parts = given[: ends[0]], given[ends[0] : ends[1]], given[ends[1] : ends[2]], given[ends[2] :]
-        return made.backward(*map(tuple, parts))
+        each = iter(given)
+        return made.backward(*(tuple(islice(each, size)) for size in sizes))
 
-    return _run(f"backward {ends}", method, backward, (*gradients, *tensors, *outputs, *saved))
+    return _run(("backward", *sizes), method, backward, [*chain(*parts)])
 
 
-def _run(name: str, method: Method, run: Callable[[Method, Sequence[Any]], Optionals], tensors: Optionals) -> Optionals:
+def _run(
+    name: Hashable, method: Method, run: Callable[[Method, Sequence[Any]], Optionals], tensors: Optionals
+) -> Optionals:
     """Return ``run(method, tensors)``, launched or replayed."""
     assert method.recipe is not None
     key, constants, make = method.recipe
-    device = tensors[0].device  # type: ignore[union-attr]
-    if device.type != "cuda" or isinstance(tensors[0], FakeTensor) or skips_launches() or are_watched():
+    if not may_replay(tensors[0]):
         return run(method, tensors)
 
     def function(given: Sequence[Any]) -> Optionals:
         return run(make(*given[: len(constants)]), given[len(constants) :])
 
+    device = tensors[0].device  # type: ignore[union-attr]
     with torch.cuda.device(device):
         return _replays(device).run((name, key), function, (*constants, *tensors))
 
 
-def are_watched() -> bool:
-    """Return whether operations are recorded or captured one by one, so that a replay would hide them."""
-    if torch.compiler.is_compiling() or torch.is_anomaly_enabled() or torch._C._len_torch_dispatch_stack():
-        return True
-    return torch.cuda.is_current_stream_capturing()
+def may_replay(y: Any) -> bool:
+    """Return whether operations on a tensor run on a GPU, and nobody records, traces or captures them one by one."""
+    if not y.is_cuda or isinstance(y, FakeTensor) or skips_launches() or torch.compiler.is_compiling():
+        return False
+    watched = torch.is_anomaly_enabled() or torch._C._len_torch_dispatch_stack()
+    return not watched and not torch.cuda.is_current_stream_capturing()
 
 
 class Replays:
@@ -136,7 +141,7 @@ class Graph:
             try:
                 with torch.cuda.graph(self.graph, pool=pool, stream=side, capture_error_mode="thread_local"):
                     self.results = [*function(self.given)]
-            except BaseException:  # after which PyTorch leaves the stream and the pool as they are
+            except BaseException:  # PyTorch may leave the stream of the capture current, and the pool open
                 torch.cuda.set_stream(before)
                 with suppress(RuntimeError):
                     torch._C._cuda_endAllocateToPool(device, pool)
