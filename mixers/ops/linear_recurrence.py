@@ -30,8 +30,6 @@ from mixers.ops.numerics import at_least_float32, no_autocast, runs_fused
 from mixers.ops.runs import over_runs
 
 CHUNK = 16
-MANY = 1024
-"""Pairs of key and value of a sequence from which products of chunks are faster than a loop over positions."""
 STRONGEST = -60.0
 """Logarithm of the strongest decay that differs from zero. With stronger ones, running sums would lose precision."""
 
@@ -64,10 +62,8 @@ def matrix_recurrence(
     if runs_fused(q_BTHK):
         from mixers.ops.kernels.chunked_recurrence import VALUES, chunked_recurrence_method
         from mixers.ops.kernels.linear_recurrence import fits_recurrence, recurrence_method
-        from mixers.ops.kernels.matrix_chunks import fits_chunks, matrix_chunks_method
 
-        loops = fits_recurrence(q_BTHK.shape[-1], v_BTHV.shape[-1])
-        if loops or fits_chunks(q_BTHK.shape[-1], v_BTHV.shape[-1]):
+        if fits_recurrence(q_BTHK.shape[-1], v_BTHV.shape[-1]):
             q, k, v = q_BTHK.bfloat16(), k_BTHK.bfloat16(), v_BTHV.bfloat16()
             a, b = (None if y is None else y.bfloat16() for y in (a_BTHK, b_BTHK))
             g, bonus = at_least_float32(g_BTHK), at_least_float32(bonus_HK)
@@ -77,8 +73,7 @@ def matrix_recurrence(
                 g = None if g is None else g.clamp(min=STRONGEST)
                 return over_runs(chunked_recurrence_method(torch.bfloat16), q, k, v, g)[0]
             q, k = (y.expand(*y.shape[:2], v.shape[2], -1) for y in (q, k))
-            method = recurrence_method if loops and k.shape[1] < MANY else matrix_chunks_method
-            return over_runs(method(outputs), q, k, v, g, a, b, bonus)[0]
+            return over_runs(recurrence_method(outputs), q, k, v, g, a, b, bonus)[0]
 
     g_BTHK = None if g_BTHK is None else g_BTHK.clamp(min=STRONGEST)
     tensors = (q_BTHK, k_BTHK, v_BTHV, g_BTHK, a_BTHK, b_BTHK, bonus_HK)

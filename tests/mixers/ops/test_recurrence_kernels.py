@@ -14,9 +14,7 @@ triton = pytest.importorskip("triton")
 
 from mixers.ops.kernels.chunked_recurrence import chunked_recurrence_method  # noqa: E402
 from mixers.ops.kernels.linear_recurrence import recurrence_method  # noqa: E402
-from mixers.ops.kernels.matrix_chunks import matrix_chunks_method  # noqa: E402
 from mixers.ops.linear_recurrence import matrix_recurrence, weighted_recurrence  # noqa: E402
-from mixers.ops.method import Method  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
 from tests.mixers.runs import check_repeats  # noqa: E402
@@ -76,15 +74,13 @@ def draw(case: Case, R: int, B: int, T: int, H: int, scale: int = 1) -> list[Ten
     return [normal(R, B, T, M, K), normal(R, B, T, M, K), normal(R, B, T, H, V), g, a, b, bonus]
 
 
-def results(
-    tensors: list[Tensor | None], dtype: torch.dtype | None, kernels: Callable[..., Method] = recurrence_method
-) -> list[Tensor]:
+def results(tensors: list[Tensor | None], dtype: torch.dtype | None, chunked: bool = False) -> list[Tensor]:
     """Output and gradients: in kernels with rows in ``dtype``, or in plain PyTorch in float64 if that is None.
 
     Args:
         tensors: arguments with a run axis.
         dtype: of the rows.
-        kernels: the method of these kernels; those of one decay per head take no other tensors.
+        chunked: take the kernels that multiply chunks.
     """
     rows = torch.float64 if dtype is None else dtype
     wide = torch.float64 if dtype is None else torch.float32
@@ -97,9 +93,9 @@ def results(
         arguments = [y if y is None else next(some) for y in leaves]
         if dtype is None:
             return matrix_recurrence(*arguments)
-        if kernels is chunked_recurrence_method:
-            arguments = arguments[:4]
-        return over_runs(kernels(dtype), *arguments)[0]
+        if chunked:
+            return over_runs(chunked_recurrence_method(dtype), *arguments[:4])[0]
+        return over_runs(recurrence_method(dtype), *arguments)[0]
 
     o = vmap(recurrence)(*present)
     do = torch.randn(o.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(o)
@@ -142,17 +138,7 @@ ROUNDED_SUMS = 1e-4
 @pytest.mark.parametrize("shape", [(2, 2, 150, 2), (1, 1, 1, 1)], ids=["several chunks", "one position"])
 def test_chunks_interpreted(kind: str, shape: tuple[int, int, int, int]) -> None:
     tensors = draw(CHUNKED[kind], *shape)
-    assert (
-        max(errors(results(tensors, torch.float32, chunked_recurrence_method), results(tensors, None))) <= ROUNDED_SUMS
-    )
-
-
-@interpreted
-@pytest.mark.filterwarnings("ignore:overflow encountered in matmul")  # in entries that are masked
-@pytest.mark.parametrize("kind", KINDS)
-def test_matrix_chunks_interpreted(kind: str) -> None:
-    tensors = draw(KINDS[kind], 2, 1, 70 // max(1, KINDS[kind].pairs), 1)
-    assert max(errors(results(tensors, torch.float32, matrix_chunks_method), results(tensors, None))) <= ROUNDED_SUMS
+    assert max(errors(results(tensors, torch.float32, chunked=True), results(tensors, None))) <= ROUNDED_SUMS
 
 
 def outputs_and_gradients(operation: Callable[..., Any], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -217,9 +203,7 @@ def test_bfloat16_rounds_rows_alone(kind: str) -> None:
 @pytest.mark.parametrize("scale", [1, 4, 8])
 def test_chunks_in_float32(kind: str, shape: tuple[int, int, int, int], scale: int) -> None:
     tensors = draw(CHUNKED[kind], *shape, scale)
-    assert (
-        max(errors(results(tensors, torch.float32, chunked_recurrence_method), results(tensors, None))) <= ROUNDED_SUMS
-    )
+    assert max(errors(results(tensors, torch.float32, chunked=True), results(tensors, None))) <= ROUNDED_SUMS
 
 
 @pytest.mark.gpu
@@ -229,18 +213,7 @@ def test_chunks_in_bfloat16(kind: str) -> None:
     """Weights and states are rounded for the products, too."""
     tensors = draw(CHUNKED[kind], 2, 5, 200, 4, 8)
     tensors = [None if y is None else y.bfloat16().double() for y in tensors]
-    assert max(errors(results(tensors, torch.bfloat16, chunked_recurrence_method), results(tensors, None))) <= 2**-6
-
-
-@pytest.mark.gpu
-@on_gpu
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("scale", [4, 16, 32])
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, ROUNDED_SUMS), (torch.bfloat16, 2**-5)], ids=str)
-def test_matrix_chunks(kind: str, scale: int, dtype: torch.dtype, most: float) -> None:
-    tensors = draw(KINDS[kind], 2, 3, 150, 2, scale)
-    tensors = [None if y is None else y.bfloat16().double() for y in tensors]
-    assert max(errors(results(tensors, dtype, matrix_chunks_method), results(tensors, None))) <= most
+    assert max(errors(results(tensors, torch.bfloat16, chunked=True), results(tensors, None))) <= 2**-6
 
 
 @pytest.mark.gpu
@@ -266,7 +239,7 @@ def test_as_in_a_search(operation: Callable[..., Any], row: int, T: int, V: int)
 
 @pytest.mark.gpu
 @on_gpu
-@pytest.mark.parametrize("kernels", [recurrence_method, chunked_recurrence_method, matrix_chunks_method])
-def test_repeats_bitwise(kernels: Callable[..., Method]) -> None:
-    tensors = draw(KINDS["RetNet" if kernels is chunked_recurrence_method else "everything"], 3, 16, 100, 4, 8)
-    check_repeats(lambda: results(tensors, torch.bfloat16, kernels))
+@pytest.mark.parametrize("chunked", [False, True])
+def test_repeats_bitwise(chunked: bool) -> None:
+    tensors = draw(KINDS["RetNet" if chunked else "everything"], 3, 16, 100, 4, 8)
+    check_repeats(lambda: results(tensors, torch.bfloat16, chunked))
