@@ -191,12 +191,12 @@ def correlations_page(
         models: language models of every layer.
         profiles: records of the reference profiles.
     """
-    found = [board for board in boards if board.name == "full"]
+    found, of_layers = [board for board in boards if board.name == "full"], [*models.values()]
     planned = profiles[profiles["layer"].isin(language.PLANNED)]
     return {
-        "of_profiles": None if planned.empty else language.profile_answer(seed_scores(planned), [*models.values()]),
-        "answer": language.answer(found[0], [*models.values()]) if found else None,
-        "rhos": language.correlations(language.scores_of(found[0]), [*models.values()]) if found else [],
+        "of_profiles": None if planned.empty else language.profile_answer(seed_scores(planned), of_layers),
+        "answer": language.answer(found[0], of_layers) if found else None,
+        "rhos": language.correlations(language.scores_of(found[0], of_layers), of_layers) if found else [],
         "losses": language.LOSSES,
         "parts_of": language.PARTS,
         "least": LEAST,

@@ -157,12 +157,14 @@ def read_models(folder: Path, alike: bool) -> dict[str, Model]:
     return {model.file.stem: model for model in models}
 
 
-def scores_of(board: Board) -> dict[str, dict[str, float]]:
-    """Return the scores of the registered layers: mean accuracy by task, and the negative mean rank.
+def scores_of(board: Board, models: Sequence[Model]) -> dict[str, dict[str, float]]:
+    """Return the scores of the layers with a language model: mean accuracy by task, and the negative mean rank.
 
-    The score of a layer whose grid points all diverged on the task is minus infinity.
+    Ranks are among these layers, so that a layer without a language model changes none of them. The score of a layer
+    whose grid points all diverged on the task is minus infinity.
     """
-    values = values_of(board.cells, kinds=["layer"])
+    layers = {model.layer for model in models if model.counts}
+    values = {key: seeds for key, seeds in values_of(board.cells, kinds=["layer"]).items() if key[0] in layers}
     found = {
         task: {row: fmean(seeds or [-math.inf]) for (row, other), seeds in values.items() if other == task}
         for task in PUBLISHED
@@ -209,7 +211,7 @@ def answer(board: Board, models: Sequence[Model]) -> Rho | None:
         board: accuracies of the layers under the reference protocol.
         models: language models of the layers.
     """
-    scores = scores_of(board)[MEAN_RANK]
+    scores = scores_of(board, models)[MEAN_RANK]
     counted = [model for model in models if model.counts and model.layer in scores]
     if len(counted) < len(PLANNED):
         return None
