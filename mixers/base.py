@@ -203,6 +203,12 @@ def decayed(model: nn.Module) -> list[bool]:
     return [p.ndim > 1 and p not in left_out for p in model.parameters()]
 
 
+def hooked(module: nn.Module) -> bool:
+    """Return whether a module has hooks, which run only if the module itself is called."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
+
+
 def settled(module: Module) -> Module:
     """Let the parameters of a module be what is trained, and return it.
 

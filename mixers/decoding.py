@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.attention_layer import AttentionLayer
-from mixers.models import LanguageModel, hooked
+from mixers.base import hooked
+from mixers.models import LanguageModel
 from mixers.ops.decoding import cached_attention, row_products
 from mixers.ops.numerics import at_least_float32, no_autocast
 from mixers.ops.weights import LayerWeights

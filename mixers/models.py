@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mixers.base import Layer, Shape, State, settled
+from mixers.base import Layer, Shape, State, hooked, settled
 from mixers.parts import Embedding, RMSNorm, linear, sinusoids
 
 
@@ -60,12 +60,6 @@ class Stack(nn.ModuleList):
             return type(layer) if isinstance(layer, Layer) and not hooked(layer) else Layer
 
         return ((kind, [*layers]) for kind, layers in groupby(self, kind_of))
-
-
-def hooked(module: nn.Module) -> bool:
-    """Return whether a module has hooks, which run only if the module itself is called."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks)
 
 
 class Backbone(nn.Module, ABC):

@@ -10,6 +10,7 @@ from mixers.attention_layer import AttentionLayer
 from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.deep import DeepLayer, TransformerStack
 from mixers.ops.attention import masked_alibi
+from mixers.ops.loops import loop_of
 from mixers.ops.memory import memory_attention
 from mixers.parts import RMSNorm, check_at_least
 from mixers.transformer import Transformer
@@ -76,7 +77,9 @@ class RecurrentMemoryTransformer(DeepLayer):
     def forward(self, x_BTD: Tensor) -> Tensor:
         if len(self.stack.blocks) == 1:
             return self._through_one_layer(x_BTD)
+        return loop_of(self, (self.config, self.shape), self._by_segments, x_BTD)
 
+    def _by_segments(self, x_BTD: Tensor) -> Tensor:
         tokens = self.config.memory
         memory_BMD, outputs = self.memory_norm(self.memory_MD).expand(len(x_BTD), -1, -1), []
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from mixers.attention_layer import AttentionLayer
 from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.deep import DeepLayer, TransformerStack
+from mixers.ops.loops import loop_of
 from mixers.parts import check_at_least
 
 
@@ -60,6 +61,9 @@ class Staircase(DeepLayer):
         self.stack = TransformerStack(config, shape)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        return loop_of(self, (self.config, self.shape), self._by_chunks, x_BTD)
+
+    def _by_chunks(self, x_BTD: Tensor) -> Tensor:
         chunks, last = x_BTD.split(self.config.chunk, dim=1), self.config.steps - 1
         window: list[Tensor] = []
         outputs = []

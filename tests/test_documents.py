@@ -4,18 +4,15 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
-from dataclasses import fields
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-import docstring_parser
 import pytest
 import torch
 
 from runners.c4.data.convert import main as convert
-from runners.records import Record
 from tests.runners.mad.commands import planned
 
 ROOT = Path(__file__).parents[1]
@@ -131,12 +128,6 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
             file = page.parent / target if target else page
             assert file.exists(), target
             assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
-
-
-def test_the_docstring_of_a_record_explains_every_field() -> None:
-    found = docstring_parser.parse(Record.__doc__ or "").params
-    assert [param.arg_name for param in found] == [field.name for field in fields(Record)]
-    assert all(param.description for param in found)
 
 
 def test_the_readme_names_every_page() -> None:

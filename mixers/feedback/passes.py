@@ -13,14 +13,15 @@ The first layer's queries are computed for all positions before the loop, as are
 backward pass needs again. Its loop computes gradients of activations alone; those of weights are products over all
 positions after it. Pairs pull their gradients from the queries of later positions: once a chunk of 16 from all later
 chunks (``mixers.rt.past_kernels``), and at each position from the rest of its chunk. There are no atomics, so results
-are bitwise reproducible. A pass consists of thousands of small launches, which should be captured in a CUDA graph.
+are bitwise reproducible. A pass consists of thousands of small launches, which a caller captures in a CUDA graph, or
+else ``mixers.ops.replay``.
 
 Tensors have axes (L, R, T, B, D): layers, runs that are trained together, positions, sequences, channels. ``n`` is a
 normed row and ``r`` the reciprocal of its root mean square. Gains of norms are folded into the matrices after them, and
 the gain of keys into that of queries. Logits are kept in units of log2.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +37,7 @@ from mixers.feedback.kernels import (
     query_bwd_kernel,
     query_norm_bwd_kernel,
 )
-from mixers.ops.method import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Recipe, Tensors
 from mixers.rt.past_kernels import past_bwd_kernel
 from mixers.rt.wavefront.backward_kernels import add_norm_bwd_kernel, gelu_bwd_kernel
 from mixers.rt.wavefront.forward_kernels import add_norm_fwd_kernel, gelu_fwd_kernel, pair_fwd_kernel
@@ -118,7 +119,11 @@ def stack_method(setting: Setting) -> Method:
         dx_RBTD, dweights = _Backward(dz_RBTD, StackWeights(*weights), setting, _Kept(*saved)).run()
         return dx_RBTD, *dweights
 
-    return Method(forward, backward, label="feedback transformer")
+    def make(slopes_H: Tensor) -> Method:
+        return stack_method(replace(setting, slopes_H=slopes_H))
+
+    key = "feedback transformer", setting.scale, setting.dtype
+    return Method(forward, backward, label="feedback transformer", recipe=Recipe(key, (setting.slopes_H,), make))
 
 
 class _Kept(NamedTuple):

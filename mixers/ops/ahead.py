@@ -23,6 +23,13 @@ ALIGNMENT = 16
 
 _begun: set[Any] | None = None
 """Kernels with their arguments whose compilation has begun, while ``compiling_ahead`` is in effect; else None."""
+_skipping = False
+"""Whether ``without_launches`` is in effect."""
+
+
+def skips_launches() -> bool:
+    """Return whether ``without_launches`` is in effect."""
+    return _skipping
 
 
 @contextmanager
@@ -65,6 +72,7 @@ def without_launches() -> Iterator[None]:
 
     import triton
 
+    global _skipping
     run = triton.JITFunction.run
 
     def begin(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **settings: Any) -> Any:
@@ -81,7 +89,11 @@ def without_launches() -> Iterator[None]:
         return None
 
     with patch.object(triton.JITFunction, "run", begin), patch.object(Kernel, "launch", lambda *_: None):
-        yield
+        before, _skipping = _skipping, True
+        try:
+            yield
+        finally:
+            _skipping = before
 
 
 def _case(argument: Any) -> Any:

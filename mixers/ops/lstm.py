@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mixers.ops.loops import loop
 from mixers.ops.numerics import at_least_float32, no_autocast, runs_fused
 from mixers.ops.runs import over_runs
 
@@ -25,6 +26,11 @@ def lstm(inputs_BTG: Tensor, recurrent_GD: Tensor, bias_G: Tensor) -> Tensor:
         if fits_lstm(recurrent_GD.shape[1]):
             return over_runs(lstm_method(torch.bfloat16), inputs_BTG, recurrent_GD, bias_G)[0]
 
+    return loop("lstm", _by_positions, inputs_BTG, recurrent_GD, bias_G)[0]
+
+
+def _by_positions(inputs_BTG: Tensor, recurrent_GD: Tensor, bias_G: Tensor) -> Tensor:
+    """Return ``lstm``."""
     c_BD = h_BD = at_least_float32(bias_G).new_zeros(len(inputs_BTG), recurrent_GD.shape[1])
     outputs = []
     for driven_BG in (at_least_float32(inputs_BTG) + bias_G).unbind(1):

@@ -6,6 +6,7 @@ Dimensions beside those of ``mixers.base``: K keys, the rows of a head's state, 
 import torch
 from torch import Tensor
 
+from mixers.ops.loops import loop
 from mixers.ops.numerics import at_least_float32, no_autocast, runs_fused
 from mixers.ops.runs import over_runs
 
@@ -26,6 +27,11 @@ def m2rnn(q_BTK: Tensor, k_BTK: Tensor, v_BTHV: Tensor, f_BTH: Tensor, weight_HV
         if fits_m2rnn(k_BTK.shape[-1], v_BTHV.shape[-1]):
             return over_runs(m2rnn_method(torch.bfloat16), q_BTK, k_BTK, v_BTHV, f_BTH, weight_HVV)[0]
 
+    return loop("m2rnn", _by_positions, q_BTK, k_BTK, v_BTHV, f_BTH, weight_HVV)[0]
+
+
+def _by_positions(q_BTK: Tensor, k_BTK: Tensor, v_BTHV: Tensor, f_BTH: Tensor, weight_HVV: Tensor) -> Tensor:
+    """Return ``m2rnn``."""
     S_BHKV = at_least_float32(k_BTK).new_zeros(len(k_BTK), len(weight_HVV), k_BTK.shape[-1], v_BTHV.shape[-1])
     outputs = []
     for q_BK, k_BK, v_BHV, f_BH in zip(*(y.unbind(1) for y in (q_BTK, k_BTK, v_BTHV, f_BTH)), strict=True):

@@ -3,11 +3,15 @@
 Dimensions beside those of ``mixers.base``: N segments, C positions of a segment, M memory tokens, J = M + C keys.
 """
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from mixers.ops.block_attention import block_attention
+from mixers.ops.loops import loop
 from mixers.ops.mlp import residual_mlp
 from mixers.ops.norm import rms_norm
 from mixers.ops.numerics import runs_fused
@@ -59,20 +63,31 @@ def memory_attention(
             tensors = q_BTD, k_BTD, v_BTD, memory_BMD, bias_JCH, bias_JMH, memory_norm_D, *weights, w
             return over_runs(method, *tensors)[0]
 
-    memory = _memory_pairs(k_BTD, v_BTD, memory_BMD, bias_HMJ, weights, memory_norm_D, scale)
-    return block_attention(q_BTD, k_BTD, v_BTD, memory, bias_HCJ, earlier)
+    memory = loop(
+        ("memory", scale),
+        partial(_memory_pairs, scale),
+        k_BTD,
+        v_BTD,
+        memory_BMD,
+        bias_HMJ,
+        memory_norm_D,
+        *weights,
+        outputs=2,
+    )
+    return block_attention(q_BTD, k_BTD, v_BTD, (memory[0], memory[1]), bias_HCJ, earlier)
 
 
 def _memory_pairs(
+    scale: float,
     k_BTD: Tensor,
     v_BTD: Tensor,
     memory_BMD: Tensor,
     bias_HMJ: Tensor,
-    weights: LayerWeights,
     memory_norm_D: Tensor,
-    scale: float,
+    *fields: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return keys and values (B, N M, D) of the memory tokens at the beginning of each segment."""
+    weights = LayerWeights(*fields)
     size = bias_HMJ.shape[2] - bias_HMJ.shape[1]
     segments = -(-k_BTD.shape[1] // size)
     norms_and_maps = weights.norm_D, weights.q_norm_D, weights.k_norm_D, weights.wq_DD, weights.wk_DD, weights.wv_DD

@@ -1,13 +1,27 @@
 """An operation with its own backward pass, which computes all runs that are trained together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 Tensors = tuple[Tensor, ...]
 Optionals = Sequence[Tensor | None]
+
+
+class Recipe(NamedTuple):
+    """How to make a method again, with other constants of the same shapes: ``make(*constants)``.
+
+    Attributes:
+        key: methods of equal keys differ in nothing but their constants.
+        constants: tensors that the method reads beside those that it is called with.
+        make: makes the method.
+    """
+
+    key: Hashable
+    constants: Tensors
+    make: "Callable[..., Method]"
 
 
 @dataclass(frozen=True)
@@ -23,12 +37,14 @@ class Method:
             tensors that have none.
         outputs: number of outputs.
         label: name in reports; if empty, the name of the function that makes the method is used.
+        recipe: of a method of thousands of launches, which ``mixers.ops.replay`` replays on a GPU.
     """
 
     forward: Callable[..., tuple[Tensors, Tensors]]
     backward: Callable[[Tensors, Any, Tensors, Tensors], Optionals]
     outputs: int = 1
     label: str = ""
+    recipe: Recipe | None = None
 
     @property
     def name(self) -> str:

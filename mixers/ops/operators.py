@@ -7,6 +7,7 @@ While ``as_operators`` is in effect, each operation appears in a trace as the tw
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -16,6 +17,7 @@ from torch._subclasses import FakeTensor
 
 from mixers.ops.ahead import without_launches
 from mixers.ops.method import Method, Optionals, Tensors
+from mixers.ops.replay import replayed_backward, replayed_forward
 
 
 class _Place(NamedTuple):
@@ -55,7 +57,7 @@ def as_operators() -> Iterator[None]:
 def run_forward(method: Method, tensors: Optionals) -> tuple[Tensors, Tensors]:
     """Return ``method.forward(*tensors)``, or what stands for it in a trace."""
     if not _tracing:
-        return method.forward(*tensors)
+        return method.forward(*tensors) if method.recipe is None else replayed_forward(method, tensors)
     number = _operator(method)
     results = _placed(number, torch.ops.mixers.forward(number, tensors), tensors)
     return results[: method.outputs], results[method.outputs :]
@@ -64,7 +66,8 @@ def run_forward(method: Method, tensors: Optionals) -> tuple[Tensors, Tensors]:
 def run_backward(method: Method, gradients: Tensors, tensors: Optionals, outputs: Tensors, saved: Tensors) -> Optionals:
     """Return ``method.backward(gradients, tensors, outputs, saved)``, or what stands for it in a trace."""
     if not _tracing:
-        return method.backward(gradients, tensors, outputs, saved)
+        run = method.backward if method.recipe is None else partial(replayed_backward, method)
+        return run(gradients, tensors, outputs, saved)
     number = _operator(method)
     given = *gradients, *tensors, *outputs, *saved
     results = _placed(number, torch.ops.mixers.backward(number, gradients, tensors, outputs, saved), given)

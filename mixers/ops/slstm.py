@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mixers.ops.loops import loop
 from mixers.ops.numerics import at_least_float32, no_autocast, runs_fused
 from mixers.ops.runs import over_runs
 
@@ -35,6 +36,11 @@ def slstm(inputs_HBTG: Tensor, recurrent_HGK: Tensor, bias_HG: Tensor) -> Tensor
         if fits_slstm(recurrent_HGK.shape[-1]):
             return over_runs(slstm_method(torch.bfloat16), inputs_HBTG, recurrent_HGK, bias_HG)[0]
 
+    return loop("slstm", _by_positions, inputs_HBTG, recurrent_HGK, bias_HG)[0]
+
+
+def _by_positions(inputs_HBTG: Tensor, recurrent_HGK: Tensor, bias_HG: Tensor) -> Tensor:
+    """Return ``slstm``."""
     memory = empty_memory(bias_HG, inputs_HBTG.shape[1])
     outputs = []
     for inputs_HBG in inputs_HBTG.unbind(2):

@@ -10,6 +10,7 @@ import pytest
 from runners.c4 import config as c4
 from runners.mad import options as mad
 from runners.options import applicable, from_keywords, parse_nested, peek
+from runners.records import Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +133,10 @@ def test_a_first_look_reads_a_few_options_alone() -> None:
     assert peek([], preset="grid", mixer=("gla",)) == {"preset": "grid", "mixer": ("gla",)}
 
 
-@pytest.mark.parametrize("options_class", [mad.Options, c4.Config])
-def test_the_help_explains_every_option(options_class: type[Any]) -> None:
-    """Also those that the class inherits."""
-    texts = [docstring_parser.parse(each.__doc__ or "").params for each in options_class.__mro__[:-1]]
-    assert {param.arg_name for params in texts for param in params} == {entry.name for entry in fields(options_class)}
+@pytest.mark.parametrize("kind", [mad.Options, c4.Config, Record])
+def test_the_docstring_explains_every_field(kind: type[Any]) -> None:
+    """Also those that the class inherits; of options it is the help."""
+    texts = [docstring_parser.parse(each.__doc__ or "").params for each in kind.__mro__[:-1]]
+    assert {param.arg_name for of in texts for param in of if param.description} == {
+        entry.name for entry in fields(kind)
+    }

@@ -1,6 +1,8 @@
 """Tasks from outside the project: how they are found, and what is refused."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -161,26 +163,39 @@ def test_a_table_that_is_drawn_without_a_seed_is_refused() -> None:
         check_task(WithTable(Own.Config()))
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_a_single_split_that_is_drawn_without_a_seed_is_refused(split: str) -> None:
-    class Unseeded(Own):
-        def sample(self, rng: np.random.Generator, n: int, split_: str) -> Batch:
-            return super().sample(np.random.default_rng() if split_ == split else rng, n, split_)
-
-    with pytest.raises(ValueError, match=f"draws other inputs_ST of {split} from the same rng"):
-        check_task(Unseeded(Own.Config()))
+def of_length(length: int, rng: np.random.Generator, n: int, split: str) -> Batch:
+    return Own(Own.Config(length=length)).sample(rng, n, split)
 
 
-def test_extrapolation_sets_are_checked_too() -> None:
-    class Further(Own):
-        extrapolation_names = ("further",)
+def unscored(rng: np.random.Generator, n: int, split: str) -> Batch:
+    right = of_length(12, rng, n, split)
+    return replace(right, scored_ST=right.scored_ST & (split != "further"))
 
-        def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
-            right = super().sample(rng, n, split)
-            return replace(right, scored_ST=right.scored_ST & (split != "further"))
 
-    with pytest.raises(ValueError, match="further has sequences without a scored position"):
-        check_task(Further(Own.Config()))
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        *(
+            (
+                lambda rng, n, split, wrong=wrong: of_length(
+                    12, np.random.default_rng() if split == wrong else rng, n, split
+                ),
+                f"draws other inputs_ST of {wrong} from the same rng",
+            )
+            for wrong in ("train", "test")
+        ),
+        (unscored, "further has sequences without a scored position"),
+        (partial(of_length, 14), "training sequences have 14 positions, where Config says 12: correct one"),
+        (
+            lambda rng, n, split: of_length(30 if split == "further" else 12, rng, n, split),
+            "the longest sequences have 30 positions, where longest_length of Config says 12: correct one",
+        ),
+    ],
+)
+def test_each_split_is_checked_also_a_set_beyond_training(sample: Callable[..., Batch], message: str) -> None:
+    kind = type("Wrong", (Own,), {"sample": lambda self, *of: sample(*of), "extrapolation_names": ("further",)})
+    with pytest.raises(ValueError, match=message):
+        check_task(kind(Own.Config()))
 
 
 def test_sequences_may_be_solved_more_often_than_tokens() -> None:
@@ -198,27 +213,6 @@ def test_sizes_are_whole_numbers(name: str, count: Any) -> None:
 
 def test_the_number_of_answers_may_be_one_of_numpy() -> None:
     check_task(type("Counts", (Own,), {"answer_count": np.int64(2)})(Own.Config()))
-
-
-def test_sequences_of_another_length_than_stated_are_refused() -> None:
-    class Longer(Own):
-        def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
-            return Own(Own.Config(length=14)).sample(rng, n, split)
-
-    with pytest.raises(ValueError, match="training sequences have 14 positions, where Config says 12: correct one"):
-        check_task(Longer(Own.Config()))
-
-
-def test_longer_sets_than_the_stated_length_are_refused() -> None:
-    class WithSet(Own):
-        extrapolation_names = ("long",)
-
-        def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
-            return Own(Own.Config(length=30 if split == "long" else 12)).sample(rng, n, split)
-
-    message = "the longest sequences have 30 positions, where longest_length of Config says 12: correct one"
-    with pytest.raises(ValueError, match=message):
-        check_task(WithSet(Own.Config()))
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -33,8 +33,8 @@ the loop depends on the gradients of queries and temporary pairs, which are comp
     backward    attend pair [kv] add_norm [down] gelu [up] add_norm [out]
 
 The backward pass recomputes the hidden layer group by group, and accumulates the weights' gradients group by group.
-There are no atomics, so results are bitwise reproducible. A pass consists of thousands of small launches, which should
-be captured in a CUDA graph.
+There are no atomics, so results are bitwise reproducible. A pass consists of thousands of small launches, which
+a caller captures in a CUDA graph, or else ``mixers.ops.replay``.
 
 *Chunk kernels.* On Hopper GPUs, ``chunk`` computes all positions of a chunk in one launch, for models of width 256 or
 384 with few sequences.
@@ -51,13 +51,14 @@ the reciprocal of its root mean square. Logits are kept in units of log2. ``buff
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from mixers.ops.method import Method, Optionals, Tensors
+from mixers.ops.method import Method, Optionals, Recipe, Tensors
 from mixers.ops.weights import LayerWeights
 from mixers.rt.wavefront.backward import Backward
 from mixers.rt.wavefront.forward import Forward
@@ -120,7 +121,11 @@ def layers_method(layers: int, setting: WavefrontSetting) -> Method:
             each = _layers_apart(each[0], layers)
         return d_RBTD, *(y for field in zip(*each, strict=True) for y in field)
 
-    return Method(forward, backward, label="rt wavefront")
+    def make(slopes_H: Tensor) -> Method:
+        return layers_method(layers, replace(setting, slopes_H=slopes_H))
+
+    key = "rt wavefront", layers, setting.scale, setting.persistent_norm, setting.block, setting.dtype
+    return Method(forward, backward, label="rt wavefront", recipe=Recipe(key, (setting.slopes_H,), make))
 
 
 def _check(x_RBTD: Tensor, setting: WavefrontSetting) -> None:

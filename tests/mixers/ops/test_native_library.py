@@ -1,6 +1,5 @@
 """Code in C: one library for each precision, constant and source."""
 
-import re
 import subprocess
 from pathlib import Path
 
@@ -65,10 +64,3 @@ def test_a_compiler_that_hangs_is_ended_with_its_children_and_tried_once(
     # A dead process that nobody has waited for has no words.
     words = Path("/proc") / child.read_text().strip() / "cmdline"
     wait_for(lambda: not (words.exists() and words.read_bytes()))
-
-
-def test_the_fields_of_a_call_are_those_of_the_source() -> None:
-    source = Path(norm.__file__).with_suffix(".c").read_text()
-    declaration = source.partition("struct call {")[2].partition("};")[0]
-    names = re.findall(r"[\w*]+(?=[,;])", re.sub(r"/\*.*?\*/", "", declaration, flags=re.DOTALL))
-    assert [name.lstrip("*") for name in names] == [name for name, _ in norm._Call._fields_]

@@ -1,6 +1,5 @@
 """The Recurrent Transformer in C against the naive form: outputs and gradients."""
 
-import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ from mixers.ops.native.norm import norm_library
 from mixers.ops.norm import naive_rms_norm, rms_norm
 from mixers.rt.dispatch import choose
 from mixers.rt.layer import RecurrentTransformer
-from mixers.rt.native import passes
 from mixers.rt.native.passes import library
 
 TOLERANCE = 1e-12  # relative, float64
@@ -170,13 +168,6 @@ def test_passes_gradcheck() -> None:
 
     leaves = [y.detach()[0].requires_grad_() for y in tensors.values()]
     assert torch.autograd.gradcheck(function, leaves, check_undefined_grad=False)
-
-
-def test_the_fields_of_a_call_are_those_of_the_source() -> None:
-    declaration = passes.SOURCE.read_text().partition("struct call {")[2].partition("};")[0]
-    code = re.sub(r"/\*.*?\*/", "", declaration, flags=re.DOTALL)
-    names = re.findall(r"[\w*]+(?=[,;])", code)
-    assert [name.lstrip("*") for name in names] == [name for name, _ in passes._Call._fields_]
 
 
 def test_without_a_compiler_tiled_runs_and_only_who_asks_for_native_is_told(

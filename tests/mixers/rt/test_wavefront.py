@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,24 +16,9 @@ from mixers.rt.wavefront import schedule  # noqa: E402
 from mixers.rt.wavefront.passes import unsupported  # noqa: E402
 from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
-from tests.mixers.runs import check_float32, check_graph, outputs_and_gradients  # noqa: E402
+from tests.mixers.runs import Case, check_errors, check_graph, drawn, outputs_and_gradients  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
-
-
-class Case(NamedTuple):
-    """Layers on top of each other, runs, and the shape of one layer and its inputs."""
-
-    L: int
-    R: int
-    B: int
-    T: int
-    D: int
-    H: int
-    F: int
-    qk_norm: bool = True
-    persistent_norm: bool = True
-    block: int = 1
 
 
 def build(case: Case) -> tuple[list[Stack], Tensor, Tensor]:
@@ -48,13 +32,7 @@ def build(case: Case) -> tuple[list[Stack], Tensor, Tensor]:
         block=case.block,
         implementation="naive",
     )
-    runs = [Stack(RecurrentTransformer(config, shape) for _ in range(case.L)).double() for _ in range(case.R)]
-    for stack in runs:
-        for parameter in stack.parameters():
-            if parameter.ndim == 1:
-                parameter.data += 0.2 * torch.randn_like(parameter)
-    x, dz = (torch.randn(case.R, case.B, case.T, case.D, dtype=torch.float64).to(DEVICE) for _ in range(2))
-    return [stack.to(DEVICE) for stack in runs], x, dz
+    return drawn(case, [Stack(RecurrentTransformer(config, shape) for _ in range(case.L)) for _ in range(case.R)], 0.2)
 
 
 def passes(runs: Sequence[Stack], x_RBTD: Tensor, dz_RBTD: Tensor, implementation: str) -> dict[str, Tensor]:
@@ -76,7 +54,7 @@ def compared(case: Case, dtype: torch.dtype) -> tuple[dict[str, Tensor], ...]:
 
 
 def check_case(case: Case) -> None:
-    check_float32(*compared(case, torch.float32)[:2])
+    check_errors(*compared(case, torch.float32)[:2])
 
 
 @interpreted
@@ -257,11 +235,7 @@ def test_gpu_float32(case: Case, norms: bool) -> None:
 @pytest.mark.parametrize("case", SHAPES)
 def test_gpu_bfloat16(case: Case) -> None:
     wanted, got, naive = compared(case, torch.bfloat16)
-    for name, reference in wanted.items():
-        if reference.norm() > 1e-9 * wanted["x"].norm():
-            assert error(got[name], reference) <= 1.5 * error(naive[name], reference) + 1e-6, name
-        else:
-            assert got[name].norm() <= 1e-6 * wanted["x"].norm(), name
+    check_errors(wanted, got, lambda name, y: 1.5 * error(naive[name], y) + 1e-6)
 
 
 @on_gpu

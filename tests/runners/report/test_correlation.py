@@ -147,18 +147,6 @@ def test_a_family_without_the_score_takes_part_in_permutations() -> None:
     assert rho.p == pytest.approx(np.mean(strengths_P >= abs(rho.value) - 1e-9))
 
 
-def test_between_seven_families_the_p_value_is_exact() -> None:
-    """ρ = 0.786 has p = 0.048, so a random sample of the orders would decide whether it counts."""
-    x_F, critical = np.arange(7.0), 1 - 6 * 12 / (7 * 48)
-    orders = [np.array(order, float) for order in permutations(range(7))]
-    strengths = np.array([abs(1 - 6 * ((y_F - x_F) ** 2).sum() / (7 * 48)) for y_F in orders])
-    exact = (strengths > critical - 1e-9).mean()
-    assert exact == pytest.approx(0.048, abs=1e-4)
-    for y_F in (orders[at] for at in np.flatnonzero(np.isclose(strengths, critical))[::9]):
-        ((rho,),) = between_families(x_F[None], y_F[None], np.ones(7), np.arange(7))
-        assert rho.p == pytest.approx(exact)
-
-
 def test_a_score_has_the_same_interval_alone_and_among_others() -> None:
     rng = np.random.default_rng(5)
     x_SL, y_KL = rng.standard_normal((3, 12)), rng.standard_normal((1, 12))
