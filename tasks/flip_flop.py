@@ -72,7 +72,7 @@ class FlipFlop(Task):
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {"length": (128, 256, 1024), "ignore": (0.1, 0.9, 0.98)}
     ladder = Ladder(
         # About four writes and four reads at each length: a guess of the bit written most often scores the same on all.
-        axis="length, eight instructions not to ignore",
+        axis="length",
         rungs={length: {"length": length, "ignore": 1 - 16 / length} for length in (32, 64, 96, 128, 192, 256)},
     )
     config: Config

@@ -381,18 +381,19 @@ def print_profile(table: pd.DataFrame, reference: pd.DataFrame | None, console: 
     """Print the profile of one layer from its records: score and capacity of each ability, costs, and its place."""
     scores = seed_scores(table)
     seconds = (table["seconds"] / table["together"]).groupby(table["task"]).sum()
-    sides: tuple[list[list[str]], ...] = ([], [])
+    parts: tuple[list[list[str]], ...] = ([], [], [])
     for row in abilities(scores).to_dict("records"):
         score = Estimate(mean=row["score"], low=row["score.low"], high=row["score.high"]).text(3)
         score += STAR * row["edge"]
-        sides[0].append([row["task"], score, capacity(row), row["axis"], spell(seconds[row["task"]])])
+        parts[0].append([row["task"], score, spell(seconds[row["task"]])])
+        parts[1].append([row["task"], capacity(row), row["axis"]])
         rungs = zip(row["rungs"], row["trained"], strict=True)
-        sides[1].append([row["task"], *("" if math.isnan(y) else f"{y:.2f}" + MARK * (not own) for y, own in rungs)])
-    headings = (["ability", "score", "capacity", "axis", "time"], ["ability", *map(str, range(1, len(sides[1][0])))])
-    whole = [[*left[:-1], *right[1:], left[-1]] for left, right in zip(*sides, strict=True)]
-    one = printed_table([*headings[0][:-1], *headings[1][1:], "time"], whole)
-    two = [printed_table(*part) for part in zip(headings, sides, strict=True)]
-    console.print(*([one] if fits(one, console) else two))
+        parts[2].append([row["task"], *("" if math.isnan(y) else f"{y:.2f}" + MARK * (not own) for y, own in rungs)])
+    headings = ["score", "time"], ["capacity", "axis"], [*map(str, range(1, len(parts[2][0])))]
+    whole = [[*a[:-1], *b[1:], *c[1:], a[-1]] for a, b, c in zip(*parts, strict=True)]
+    one = printed_table(["ability", "score", *headings[1], *headings[2], "time"], whole)
+    narrow = [printed_table(["ability", *names], rows) for names, rows in zip(headings, parts, strict=True)]
+    console.print(*([one] if fits(one, console) else narrow))
 
     # The layer.
     first = table.iloc[0]

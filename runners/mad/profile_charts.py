@@ -43,7 +43,7 @@ def draw_profiles(found: pd.DataFrame, standing: pd.DataFrame, own: Collection[s
     top = -0.5
     for n, (tier, members) in enumerate(standing.groupby("tier", sort=False, dropna=False)):
         axes.axhspan(top, top + len(members), color="black", alpha=0.07 * (n % 2 == 0), linewidth=0)
-        text = f"tier {tier:g}".replace("tier nan", "not ranked")
+        text = f"tier {tier:g}".replace("tier nan", "not ranked") if len(names) > 1 else ""
         axes.text(len(headings) + 0.05, top + len(members) / 2, text, va="center", fontsize=8)
         top += len(members)
     axes.vlines([*x, *(x + COLUMN)], -0.5, top, colors="grey", linewidth=0.5)
