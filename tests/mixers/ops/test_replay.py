@@ -1,11 +1,13 @@
 """Replays of operations as CUDA graphs: a training with them is that without them, bit by bit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, multiprocessing, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from mixers.ops import loops, replay
@@ -80,11 +82,13 @@ def graphs(replays: replay.Replays) -> int:
     return sum(isinstance(known, replay.Graph) for known in replays._known.values())
 
 
-def trained(name: str, checkpointed: bool) -> list[Tensor]:
+def trained(
+    name: str, checkpointed: bool, wrap: Callable[[nn.Module], nn.Module] = nn.Sequential, seed: int = 0
+) -> list[Tensor]:
     """Train a small model with two lengths, two backward passes a step and evaluations; return all that it computes."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     deep = {"layers": 2} if name == "feedback-transformer" else {}  # one layer has another kernel
-    layers = [build(name, width=256, heads=8, mlp_width=512, **deep).cuda() for _ in range(2)]
+    layers = [wrap(build(name, width=256, heads=8, mlp_width=512, **deep).cuda()) for _ in range(2)]
     optimizer = torch.optim.AdamW(nn.ModuleList(layers).parameters(), lr=1e-3)
     found = []
 
@@ -116,6 +120,24 @@ def test_a_training_with_replays_is_that_with_launches(
     replays._known.clear()
     monkeypatch.setattr(replay, "PASSES", 10**6)
     assert all(torch.equal(a, b) for a, b in zip(replayed, trained(name, checkpointed), strict=True))
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_processes_that_train_together_replay(tmp_path: Path) -> None:
+    multiprocessing.spawn(train_in_parallel, (f"file://{tmp_path}/store",), nprocs=2)
+
+
+def train_in_parallel(rank: int, store: str) -> None:
+    """Train with replays, then with launches, as one of two processes with data of their own."""
+    distributed.init_process_group("gloo", store, rank=rank, world_size=2)
+    replayed = trained("rt", False, DistributedDataParallel, rank)
+    assert graphs(replay._replays(torch.device("cuda", 0))) > 0
+    replay._replays.cache_clear()
+    replay.PASSES = 10**6
+    launched = trained("rt", False, DistributedDataParallel, rank)
+    assert all(torch.equal(a, b) for a, b in zip(replayed, launched, strict=True))
+    distributed.destroy_process_group()
 
 
 @pytest.mark.gpu
