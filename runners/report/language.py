@@ -4,7 +4,7 @@ The language models are those of ``runners.c4.reference``: every layer in one se
 a task or the mean rank over tasks. A correlation is Spearman's ρ between a score and a loss, its sign chosen so that 1
 means "better scores, lower losses".
 
-One analysis answers whether diagnostics predict language modelling. It was fixed before two layers had a language
+One analysis answers whether diagnostics predict language modelling. It was fixed when at most one layer had a language
 model:
 
 - score: the mean rank by token accuracy over all tasks, under the reference protocol;
