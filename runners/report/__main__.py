@@ -216,7 +216,7 @@ def write_page(path: Path, name: str, content: dict[str, Any]) -> None:
     environment.filters |= {
         "short": lambda y: "?" if y is None else abbreviated(y),
         "digits": digits,
-        "floored": lambda y: "–" if y != y else f"{min(y, 0.99):.2f}" if y < 1 else "1",
+        "floored": lambda y: "–" if y != y else f"{min(y, 0.999):.3f}" if y < 1 else "1",
         "times": lambda y: "" if y is None else f"{y:.2g}×" if y < 10 else f"{y:,.0f}×",
         "spell": spell,
     }

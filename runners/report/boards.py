@@ -144,15 +144,15 @@ class Board:
     def extremes(self, row: str) -> tuple[list[Cell], list[Cell]]:
         """Return the cells of a layer with its best places, and those with its worst; of equal ones by accuracy.
 
-        No layer is bad at a task on which it ties with the best one, nor good where it ties with the worst.
+        No layer is bad at a task on which it ties with the best one, nor good at one of which it is in the lower half.
         """
         found = []
         for cell in self.of_row(row):
             if row in (ranks := self.ranks(cell.task)):
-                found.append((ranks[row], -cell.share[0], min(ranks.values()), max(ranks.values()), cell))
+                found.append((ranks[row], -cell.share[0], min(ranks.values()), (len(ranks) + 1) / 2, cell))
         found.sort(key=lambda one: one[:2])
         most = max(1, min(MOST, len(found) // 2))
-        best = [cell for rank, *_, last, cell in found[:most] if rank < last]
+        best = [cell for rank, *_, middle, cell in found[:most] if rank < middle]
         return best, [cell for rank, _, first, *_, cell in found[: most - 1 : -1] if rank > first][:MOST]
 
     def costs(self, row: str) -> list[tuple[str, str, float | None]]:
@@ -170,12 +170,12 @@ class Board:
         ]
 
     def training(self, row: str) -> tuple[str, float | None]:
-        """Return the time of training on the tasks of a row; its ratio to the Transformer's on one device."""
+        """Return the time of training on the tasks of a row; its ratio to the Transformer's on one machine."""
         mine = self.of_row(row)
         theirs = [self.cells[at] for cell in mine if (at := (TRANSFORMER, cell.task)) in self.cells]
         seconds, other = (sum(cell.seconds for cell in cells) for cells in (mine, theirs))
-        alike = len(theirs) == len(mine) and len({cell.device for cell in (*mine, *theirs)}) == 1
-        return spell(seconds), seconds / other if alike and other else None
+        machines = {(cell.device, cell.kind in ("own", "again")) for cell in (*mine, *theirs)}
+        return spell(seconds), seconds / other if len(theirs) == len(mine) and len(machines) == 1 and other else None
 
     def picture(self, row: str) -> Markup:
         """Draw a row of the board: accuracy on each task with its interval, and small marks for the other layers."""
