@@ -58,19 +58,6 @@ class Bars(Progress):
             super().stop()
 
 
-def progress_bars(console: Console) -> Bars:
-    """Bars with a description, a field ``figures`` below it, steps done, and time left."""
-    return Bars(
-        TextColumn("{task.description}\n{task.fields[figures]}", table_column=Column()),  # a column that may wrap
-        BarColumn(bar_width=max(8, min(40, console.width - WIDTH_OF_TEXT))),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        speed_estimate_period=SECONDS_OF_SPEED,
-        auto_refresh=not console.is_jupyter,  # a notebook's output must not be written from another thread
-    )
-
-
 class TrainingDisplay:
     """A bar on a terminal, lines in a log, and runs of Weights & Biases; a program adds its figures.
 
@@ -84,7 +71,15 @@ class TrainingDisplay:
     def __init__(self, console: Console, tracking: Tracking) -> None:
         self.console, self.tracking = console, tracking
         self.say = partial(console.print, soft_wrap=True)
-        self._bars = progress_bars(console)
+        self._bars = Bars(
+            TextColumn("{task.description}\n{task.fields[figures]}", table_column=Column()),  # a column that may wrap
+            BarColumn(bar_width=max(8, min(40, console.width - WIDTH_OF_TEXT))),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            speed_estimate_period=SECONDS_OF_SPEED,
+            auto_refresh=not console.is_jupyter,  # a notebook's output must not be written from another thread
+        )
         self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
         self._logs: list[Any] = []
 

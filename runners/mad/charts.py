@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from mixers.costs import LENGTHS
 from runners.files import write_atomically
 from runners.mad.points import HIGH, LOW, estimate_of
-from runners.mad.tables import KINDS, STAR, Row, beyond_training
+from runners.mad.tables import KINDS, STAR, beyond_training
 from runners.style import PLAIN_TEXT, styles, write_chart
 
 LONGEST_LINE = 40
@@ -104,7 +104,8 @@ def draw_dots(found: pd.DataFrame) -> Figure:
                 axes.hlines(y, of.low, of.high, color=style.color, linewidth=1.4 if kind == "token" else 0.7)
             text = f"{token.mean:.2f}" if not math.isnan(token.mean) else "" if row["chosen"] else "diverged"
             place = {"va": "center", "fontsize": 7, "color": style.color}
-            axes.text(NUMBERS, y, text + _star(row), fontweight="bold" if row["label"] in own else "normal", **place)
+            text += "*" * (row["edge"] == "largest")
+            axes.text(NUMBERS, y, text, fontweight="bold" if row["label"] in own else "normal", **place)
         for name, line in (("ceiling", "solid"), ("chance", "dotted")):
             axes.axvline(rows[0][name]["token"], color="black", linewidth=0.8, linestyle=line, zorder=0)
         axes.set_title(_broken(setting), fontsize=9)
@@ -117,7 +118,8 @@ def draw_dots(found: pd.DataFrame) -> Figure:
         for tick, label in zip(axes.get_yticklabels(), labels, strict=True):
             tick.set_fontweight("bold" if label in own else "normal")
     meaning = "\nlarge: tokens, hollow: sequences; lines: 95% intervals; dotted: chance by tokens, solid: ceiling"
-    figure.suptitle(title(found) + meaning + _meaning_of_star(found), fontsize=9)
+    star = "\n" + STAR.removeprefix("; ") if (found["edge"] == "largest").any() else ""
+    figure.suptitle(title(found) + meaning + star, fontsize=9)
     return figure
 
 
@@ -162,14 +164,6 @@ def title(found: pd.DataFrame) -> str:
     steps, seeds = sorted({*found["steps"]}), sorted({*found["seeds"].map(len)})
     length, count = (" to ".join(f"{n:,}" for n in dict.fromkeys((of[0], of[-1]))) for of in (steps, seeds))
     return f"test accuracy after {length} steps, {count} seed{'s' * (seeds[-1] > 1)}"
-
-
-def _star(row: Row) -> str:
-    return "*" * (row["edge"] == "largest")
-
-
-def _meaning_of_star(found: pd.DataFrame) -> str:
-    return "\n" + STAR.removeprefix("; ") if (found["edge"] == "largest").any() else ""
 
 
 def _broken(name: str) -> str:

@@ -30,33 +30,40 @@ def runs_of(experiment: Experiment, options: Options) -> Sequence[Run]:
     """Return the runs that are trained of an experiment before any repeats: the grid of the options.
 
     In a profile the third rung has the grid: first all but its smallest and largest learning rate, then one of these if
-    its neighbour is the best, below the ceiling. The other rungs have the point that it chose. A rung has no runs while
-    one between them is not finished, beyond one that is lost, and below one at its ceiling.
+    its neighbour is the best, below the ceiling. The other rungs have the point that it chose, but for easier ones if
+    the third one is lost, which says nothing about rates: they have grids of their own. A rung has no runs while one
+    between them is not finished, beyond one that is lost, and below one at its ceiling.
     """
     rung, lrs = experiment.rung, sorted({run.lr for run in options.runs})
-    if options.preset != "profile" or rung is None or (rung == START and len(lrs) < 4):
+    if options.preset != "profile" or rung is None:
         return options.runs
-    if rung == START:
-        inner = [run for run in options.runs if run.lr in lrs[1:-1]]
-        table = table_of(read_runs(experiment, inner, options.out))
-        if len(table) < len(inner):
-            return inner
-        best = choose(table)
-        further = {lrs[1]: lrs[0], lrs[-2]: lrs[-1]}.get(best[0]) if best else lrs[0]
-        full = best is not None and rescaled(table[table["lr"] == best[0]], "validation").mean() >= FULL
-        return inner if full else [*inner, *(run for run in options.runs if run.lr == further)]
-    start = experiment.at_rung(START)
-    point = None if missing_runs(start, options) else chosen_and_repeats(start, options)[0]
-    if point is None:
-        return ()
-
-    runs = [Run(lr=point[0], weight_decay=point[1], seed=seed) for seed in sorted({run.seed for run in options.runs})]
-    for number in range(START, rung, 1 if rung > START else -1):
-        found = read_runs(experiment.at_rung(number), runs, options.out)
-        score = rescaled(table_of(found), "validation").mean()
-        if len(found) < len(runs) or (score < LOST if rung > START else score >= FULL):
+    if rung != START:
+        start = experiment.at_rung(START)
+        point = None if missing_runs(start, options) else chosen_and_repeats(start, options)[0]
+        if point is None:
             return ()
-    return runs
+        runs = [Run(lr=point[0], weight_decay=point[1], seed=n) for n in sorted({run.seed for run in options.runs})]
+        for number in range(START, rung, 1 if rung > START else -1):
+            found = read_runs(experiment.at_rung(number), runs, options.out)
+            score = rescaled(table_of(found), "validation").mean()
+            if number == START > rung and score < LOST:
+                break
+            if len(found) < len(runs) or (score < LOST if rung > START else score >= FULL):
+                return ()
+        else:
+            return runs
+
+    # The grid.
+    if len(lrs) < 4:
+        return options.runs
+    inner = [run for run in options.runs if run.lr in lrs[1:-1]]
+    table = table_of(read_runs(experiment, inner, options.out))
+    if len(table) < len(inner):
+        return inner
+    best = choose(table)
+    further = {lrs[1]: lrs[0], lrs[-2]: lrs[-1]}.get(best[0]) if best else lrs[0]
+    full = best is not None and rescaled(table[table["lr"] == best[0]], "validation").mean() >= FULL
+    return inner if full else [*inner, *(run for run in options.runs if run.lr == further)]
 
 
 def missing_runs(experiment: Experiment, options: Options) -> list[Run]:

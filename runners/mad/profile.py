@@ -7,7 +7,8 @@
 1. The score of a rung is the token accuracy on the test split, rescaled: chance is 0, the ceiling 1. A run that
    diverged scores 0.
 2. The third rung is trained at all learning rates but the smallest and the largest, then at one of these if its
-   neighbour is the best. The rate with the best validation token accuracy over all seeds is that of the ladder.
+   neighbour is the best. The rate with the best validation token accuracy over all seeds is that of the ladder. If
+   the third rung scores below ``LOST``, the first and the second choose rates of their own.
 3. Rungs beyond one that scores below ``LOST`` on validation count 0 without training, and rungs below one that scores
    ``FULL`` count 1. Both are marked.
 4. The score of an ability is the mean over its rungs; the profile score is the mean over abilities.
@@ -32,7 +33,7 @@ from runners import records
 from runners.mad.chosen import delete_models
 from runners.mad.experiment import Experiment
 from runners.mad.options import START, Options
-from runners.mad.points import FULL, LOST, Estimate, choose, ends, rescaled
+from runners.mad.points import FULL, LOST, Estimate, GridPoint, choose, ends, rescaled
 from runners.mad.ranking import OTHER_TIES, TIE, average_ranks, places_by_ties, rule_of
 from runners.mad.rows import RANKED, load_rows
 from runners.mad.tables import printed_table
@@ -94,10 +95,12 @@ def seed_scores(table: pd.DataFrame) -> pd.DataFrame:
     for names, ladder in known[number.notna()].groupby([*LAYER, "task"], sort=False):
         start = ladder[ladder["rung"] == START]
         point = choose(start)
-        at = ladder.iloc[:0]
-        if point is not None:
-            at = ladder[(ladder["lr"] == point[0]) & (ladder["weight_decay"] == point[1])]
+        at = at_point(ladder, point)
         means = at.groupby("rung")["validation"].mean()
+        if means.get(START, 1.0) < LOST:
+            easier = [rows for _, rows in ladder[ladder["rung"] < START].groupby("rung")]
+            at = pd.concat([at[at["rung"] >= START], *(at_point(rows, choose(rows)) for rows in easier)])
+            means = at.groupby("rung")["validation"].mean()
         seeds = sorted(set(start["seed"] if point is None else at["seed"]))
         largest = point is not None and point[0] == start["lr"].max() > start["lr"].min()
         edge = largest and bool(means.get(START, 1.0) < FULL)
@@ -112,6 +115,11 @@ def seed_scores(table: pd.DataFrame) -> pd.DataFrame:
             of_seeds = [(seed, own.get(seed, math.nan) if own else implied) for seed in seeds]
             found += [[*names, rung, *of_seed, bool(own), edge] for of_seed in of_seeds]
     return pd.DataFrame(found, columns=[*LAYER, "task", "rung", "seed", "score", "trained", "edge"])
+
+
+def at_point(table: pd.DataFrame, point: GridPoint | None) -> pd.DataFrame:
+    """Return the records of a grid point; none if there is no point."""
+    return table[(table["lr"] == point[0]) & (table["weight_decay"] == point[1])] if point else table[:0]
 
 
 def abilities(scores: pd.DataFrame) -> pd.DataFrame:
@@ -334,7 +342,7 @@ def train_profiles(
             point = choose(table) if table["lr"].nunique() > 1 else None
             is_edge = point is not None and point[0] == max(run.lr for run in options.runs)
             edge = ", the largest of the grid" if is_edge else ""
-            choice = "" if point is None else f" at lr {point[0]:g}, chosen for all rungs{edge}"
+            choice = "" if point is None else f" at lr {point[0]:g}, the best of its grid{edge}"
             console.print(f"{name}: score {score.text(3)}{choice}", soft_wrap=True)
 
     table = pd.concat(tables, ignore_index=True)

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 
 from mixers.costs import LENGTHS
-from runners.mad.points import HIGH, LOW, GridPoint, chosen, points
+from runners.mad.points import HIGH, LOW, chosen, points
 from runners.mad.tables import FEW, KINDS, Row, estimate, in_order, intervals_of, labelled, printed_table
 from runners.progress import spell
 from runners.tables import COSTS, FOOTNOTE, abbreviated, cost_cells, fits, ordinal
@@ -68,6 +68,7 @@ def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFr
     reasons: dict[str, list[str]] = {}
     for study in studies.to_dict("records"):
         records = own[own["study"] == study["study"]]
+        at = pd.Series([*zip(records["lr"], records["weight_decay"], strict=True)], records.index)
         unlike: list[tuple[int, str]] = []
         for number, members in enumerate(groups):
             other = members.iloc[:1].to_dict("records")[0]
@@ -75,7 +76,8 @@ def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFr
                 continue
             seeds = int(members["seeds"].map(len).max())
             least, most = (tuple(sorted(of(*map(set, members["grid"])))) for of in (set.intersection, set.union))
-            (narrow,) = chosen(points(_narrowed(records, least, most, seeds))).to_dict("records")
+            alike = records[at.isin(most) & (records["seed"] < seeds)] if set(least) <= set(at) else records
+            (narrow,) = chosen(points(alike)).to_dict("records")
             differences = _differences(narrow, other | {"grid": least}, seeds)
             if not differences:
                 study = study | narrow | {"group": number}
@@ -324,14 +326,6 @@ def _ranked(found: pd.DataFrame) -> pd.DataFrame:
 
 def _means(found: pd.DataFrame) -> pd.Series:
     return found[TOKENS].astype(float).round(DIGITS)
-
-
-def _narrowed(
-    table: pd.DataFrame, least: tuple[GridPoint, ...], most: tuple[GridPoint, ...], seeds: int
-) -> pd.DataFrame:
-    """Return the records of a study at some points and seeds; all records, if the study lacks one of the ``least``."""
-    at = pd.Series([*zip(table["lr"], table["weight_decay"], strict=True)], table.index)
-    return table[at.isin(most) & (table["seed"] < seeds)] if set(least) <= set(at) else table
 
 
 def _differences(row: Row, other: Row, seeds: int) -> list[str]:

@@ -122,15 +122,11 @@ class Ensemble:
                 parts = tokens if tokens.ndim == 3 else [tokens] * len(self.runs)
                 return torch.stack([self._model_of(r, params_RP).eval()(part) for r, part in enumerate(parts)])
 
-        def logits_of_one_run(tensors: dict[str, Tensor], tokens_BT: Tensor) -> Tensor:
-            result: Tensor = functional_call(self.model, tensors, (tokens_BT,))
-            return result
-
         # Kernels read gains without gaps: a copy here serves all of them.
         tensors = {name: p.contiguous() if p.ndim == 2 else p for name, p in self.named(params_RP).items()} | self.own
         tokens_axis = 0 if tokens.ndim == 3 else None
         with product_autocast(self.device):
-            logits: Tensor = vmap(logits_of_one_run, in_dims=(0, tokens_axis))(tensors, tokens)
+            logits: Tensor = vmap(partial(functional_call, self.model), in_dims=(0, tokens_axis))(tensors, tokens)
         return logits
 
     def train_step(self, inputs_RBT: Tensor, targets_RBT: Tensor) -> Tensor:

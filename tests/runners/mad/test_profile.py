@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,8 @@ def test_the_rate_is_that_of_the_third_rung_over_all_seeds_and_intervals_are_ove
     )
     assert row["capacity.low"] < row["capacity"] < row["capacity.high"]
     assert not row["edge"]
+    lost = [ladder({1: [0.9 - y] * 2, 2: [y] * 2, 3: [0.0] * 2}, lr=lr) for lr, y in ((1e-3, 0.1), (7e-3, 0.4))]
+    assert abilities(seed_scores(table(*chain(*lost))))["rungs"].item() == pytest.approx([0.8, 0.4, 0, 0, 0, 0])
     largest = table(*ladder({3: [0.9] * 2}, lr=2e-2), *ladder({3: [0.1] * 2}, lr=7e-3))
     assert abilities(seed_scores(largest))["edge"].item()
 
@@ -102,6 +105,9 @@ def test_an_axis_is_logarithmic_where_its_rungs_are(values: tuple[float, ...], e
         ({3: 0.5, 4: 0.01}, 6, None),
         ({3: 1.0}, 1, None),
         ({3: 0.5, 2: 0.9}, 1, (7e-3,)),
+        ({3: 0.01}, 2, (1e-3, 2.5e-3, 7e-3)),  # a lost rung chooses no rate
+        ({3: 0.01, 2: 0.5}, 2, (1e-3, 2.5e-3, 7e-3, 2e-2)),
+        ({3: 0.01, 2: 0.5}, 1, (1e-3, 2.5e-3, 7e-3)),
     ],
 )
 def test_a_rung_is_trained_at_the_chosen_rate_once_those_before_it_do_not_decide_it(
