@@ -33,7 +33,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import LOG2E, MASKED, contiguous
+from mixers.ops.kernels.common import LOG2E, MASKED, contiguous, kernels_take
 from mixers.ops.method import Method, Optionals, Tensors
 
 # The second ones for numbers of 16 bits and head dims from 32 on, at 512 sequences of 512 positions, 16 heads of 64.
@@ -339,6 +339,7 @@ def attention_pair_bwd_kernel(
         tl.store(dc_ptr + at_N, dc_N, t_N < T)
 
 
+@kernels_take("attention", "heads of 8, 16, 32, 64 or 128 channels")
 def fits_attention(D: int, H: int) -> bool:
     """Whether ``attention_method`` takes H heads of this width."""
     return D % H == 0 and D // H in (8, 16, 32, 64, 128) and D % 16 == 0

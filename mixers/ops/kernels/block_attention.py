@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import LOG2E, MASKED, contiguous
+from mixers.ops.kernels.common import LOG2E, MASKED, contiguous, kernels_take
 from mixers.ops.method import Method, Optionals, Tensors
 
 ROWS = 16
@@ -315,6 +315,7 @@ def block_pair_bwd_kernel(
     tl.store(dv_ptr + to_XGK, dv_XGK, live_X[:, None, None])
 
 
+@kernels_take("attention in blocks", "heads of 8, 16, 32, 64 or 128 channels")
 def fits_block_attention(D: int, H: int) -> bool:
     """Whether ``block_attention_method`` takes H heads of this width."""
     return D % H == 0 and D // H in (8, 16, 32, 64, 128)

@@ -12,7 +12,8 @@ Tensors carry a leading run axis R (see ``mixers.base`` for the other dimensions
 rows of a run, M the rows of a tile, and E the width padded to a power of two. Logits are in units of log2.
 """
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mixers.base import log_once
 from mixers.ops.numerics import NORM_EPS
 
 EPS: tl.constexpr = tl.constexpr(NORM_EPS)
@@ -30,6 +32,27 @@ MASKED: tl.constexpr = tl.constexpr(-1e30)
 
 Settings = dict[str, Any]
 """Compile-time settings of a launch."""
+
+
+def kernels_take(what: str, sizes: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+    """Let a function that returns whether kernels take some sizes say once which ones they take, if not these.
+
+    Args:
+        what: the operation.
+        sizes: what the kernels take.
+    """
+
+    def decorated(fits: Callable[..., bool]) -> Callable[..., bool]:
+        @wraps(fits)
+        def asked(*given: int) -> bool:
+            found = fits(*given)
+            if not found and not torch.compiler.is_compiling():
+                log_once(f"{what}: PyTorch's operations, which are slower, because kernels take {sizes}")
+            return found
+
+        return asked
+
+    return decorated
 
 
 @cache

@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.ops.kernels.common import product, square
+from mixers.ops.kernels.common import kernels_take, product, square
 from mixers.ops.kernels.products import group_sum, rows_products
 from mixers.ops.method import Method, Optionals, Tensors
 
@@ -237,6 +237,7 @@ def lstm_bwd_kernel(
     tl.store(to_ptrs + 3 * D, tl.sum(tl.where(live_M1, dbo_MD, 0.0), 0))
 
 
+@kernels_take("LSTM", "widths 32, 64, 128 and 256")
 def fits_lstm(D: int) -> bool:
     """Whether ``lstm_method`` takes this width."""
     return D in (32, 64, 128, 256)

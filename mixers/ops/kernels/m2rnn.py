@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import contiguous, square
+from mixers.ops.kernels.common import contiguous, kernels_take, square
 from mixers.ops.kernels.products import group_sum
 from mixers.ops.method import Method, Optionals, Tensors
 
@@ -281,6 +281,7 @@ def m2rnn_bwd_kernel(
     tl.store(dw_ptr + (sequence * H + head) * V * V + n_V[:, None] * V + n_V[None, :], dw_VV)
 
 
+@kernels_take("M²RNN", "keys of 16, 32, 64 or 128 channels and values of 16, 32 or 64")
 def fits_m2rnn(K: int, V: int) -> bool:
     """Whether ``m2rnn_method`` takes heads with K keys and V values."""
     return K in (16, 32, 64, 128) and V in (16, 32, 64)

@@ -39,7 +39,7 @@ import triton
 from torch import Tensor
 
 from mixers.ops.kernels.block_attention import block_attention_method, pair_gradients
-from mixers.ops.kernels.common import contiguous
+from mixers.ops.kernels.common import contiguous, kernels_take
 from mixers.ops.kernels.memory_backward import memory_bwd_kernel
 from mixers.ops.kernels.memory_forward import memory_fwd_kernel
 from mixers.ops.kernels.products import group_sum, rows_products, through_gain
@@ -50,6 +50,7 @@ PROGRAMS = 132
 """Number of programs that run at the same time on an H200."""
 
 
+@kernels_take("memory of segments", "widths 32, 64 and 128, and 1, 2, 4, 8 or 16 memory tokens")
 def fits_memory(D: int, H: int, F: int, P: int) -> bool:
     """Whether ``memory_attention_method`` takes P memory tokens and these widths."""
     fits_heads = D % H == 0 and D // H in (8, 16, 32, 64, 128)

@@ -37,7 +37,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import LOG2E, MASKED, contiguous
+from mixers.ops.kernels.common import LOG2E, MASKED, contiguous, kernels_take
 from mixers.ops.method import Method, Optionals, Tensors
 
 CHUNK = 32
@@ -422,6 +422,7 @@ def path_bwd_kernel(
         _store(dw_ptr + first, dw_CI, t_C, T, D, K, I)
 
 
+@kernels_take("PaTH attention", f"heads of up to {MOST_CHANNELS} channels")
 def fits_path(D: int, H: int) -> bool:
     """Whether ``path_attention_method`` takes H heads of this width."""
     return D % H == 0 and D // H <= MOST_CHANNELS

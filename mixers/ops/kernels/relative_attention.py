@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import LOG2E, MASKED
+from mixers.ops.kernels.common import LOG2E, MASKED, kernels_take
 from mixers.ops.kernels.products import group_sum
 from mixers.ops.method import Method, Optionals, Tensors
 
@@ -280,6 +280,7 @@ def relative_pair_bwd_kernel(
     tl.store(dv_ptr + at_CGK, dv_CGK, live_C[:, None, None])
 
 
+@kernels_take("relative attention", "heads of 8, 16, 32, 64 or 128 channels")
 def fits_relative_attention(D: int, H: int) -> bool:
     """Whether ``relative_attention_method`` takes H heads of this width."""
     return D % H == 0 and D // H in (8, 16, 32, 64, 128)

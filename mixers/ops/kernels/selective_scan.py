@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import LOG2E, evenly_spaced, sigmoid, sum_columns, sum_rows
+from mixers.ops.kernels.common import LOG2E, evenly_spaced, kernels_take, sigmoid, sum_columns, sum_rows
 from mixers.ops.kernels.products import group_sum
 from mixers.ops.method import Method, Optionals, Tensors
 
@@ -332,6 +332,7 @@ def scan_bwd_kernel(
     tl.store(dsums_ptr + (N + 1) * E + e, dbias_E, e < E)
 
 
+@kernels_take("selective scan", "up to 32 states of a channel")
 def fits_selective_scan(N: int) -> bool:
     """Whether ``selective_scan_method`` takes this number of states of a channel."""
     return N <= 32

@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.ops.kernels.common import product
+from mixers.ops.kernels.common import kernels_take, product
 from mixers.ops.kernels.lstm import four, four_weights, sequences, tanh, tiles
 from mixers.ops.kernels.products import group_sum, rows_products
 from mixers.ops.method import Method, Optionals, Tensors
@@ -216,6 +216,7 @@ def slstm_bwd_kernel(
     tl.store(to_ptrs + 3 * D, tl.sum(tl.where(live_M1, dbo_MD, 0.0), 0))
 
 
+@kernels_take("sLSTM", "heads of 16, 32, 64, 128 or 256 channels")
 def fits_slstm(K: int) -> bool:
     """Whether ``slstm_method`` takes heads of this size."""
     return K in (16, 32, 64, 128, 256)

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 triton = pytest.importorskip("triton")
 
+from mixers.base import log_once  # noqa: E402
 from mixers.ops.kernels.chunked_recurrence import chunked_recurrence_method  # noqa: E402
-from mixers.ops.kernels.linear_recurrence import recurrence_method  # noqa: E402
+from mixers.ops.kernels.linear_recurrence import fits_recurrence, recurrence_method  # noqa: E402
 from mixers.ops.linear_recurrence import matrix_recurrence, weighted_recurrence  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
@@ -158,6 +159,15 @@ def test_weights_interpreted(shape: tuple[int, int, int, int]) -> None:
     chunked = partial(over_runs, chunked_recurrence_method(torch.float32, weighted=True))
     got = outputs_and_gradients(chunked, [y.float() for y in tensors])
     assert max(errors(got, outputs_and_gradients(weighted_recurrence, tensors))) <= ROUNDED_SUMS
+
+
+def test_sizes_without_a_kernel_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    log_once.cache_clear()
+    assert fits_recurrence(64, 64)
+    assert not fits_recurrence(64, 128)
+    assert not fits_recurrence(128, 128)
+    (message,) = caplog.messages
+    assert "because kernels take keys and values of up to 64 channels a head" in message
 
 
 @interpreted
