@@ -45,14 +45,16 @@ def loop_of(module: nn.Module, settings: Hashable, function: Callable[[Tensor], 
     """Return ``function(x)``, the forward pass of a module.
 
     Args:
-        module: the module. With hooks, which a replay would not call, it is launched.
+        module: the module. With hooks, which a replay would not call, or parts of other packages, whose attributes may
+            change what they compute, it is launched.
         settings: modules of one class with equal settings differ in nothing but their parameters and buffers.
         function: the forward pass itself, without this call.
         x_BTD: inputs.
     """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     parts = [*module.modules()]
-    if any(map(hooked, parts)) or not _are_replayed((x_BTD, *tensors.values())):
+    known = all(type(part).__module__.startswith(("mixers.", "torch.nn.")) for part in parts)
+    if not known or any(map(hooked, parts)) or not _are_replayed((x_BTD, *tensors.values())):
         return function(x_BTD)
 
     def call(x_BTD: Tensor, *values: Tensor) -> Any:
@@ -97,6 +99,5 @@ def _loop_method(name: Hashable, function: Callable[..., Any], outputs: int, dif
         found = iter(torch.autograd.grad([y for y, _ in pairs], leaves, [dy for _, dy in pairs], allow_unused=True))
         return [next(found) if d else None for d in differentiated]
 
-    recipe = Recipe((name, *autocast["cuda"], *differentiated), (), lambda: method)
-    method = Method(forward, backward, outputs, "loop of operations, replayed", recipe)
-    return method
+    recipe = Recipe((name, *autocast["cuda"], *differentiated))
+    return Method(forward, backward, outputs, "loop of operations, replayed", recipe)

@@ -16,12 +16,12 @@ class Recipe(NamedTuple):
     Attributes:
         key: methods of equal keys differ in nothing but their constants.
         constants: tensors that the method reads beside those that it is called with.
-        make: makes the method.
+        make: makes the method; None if it has no constants.
     """
 
     key: Hashable
-    constants: Tensors
-    make: "Callable[..., Method]"
+    constants: Tensors = ()
+    make: "Callable[..., Method] | None" = None
 
 
 @dataclass(frozen=True)

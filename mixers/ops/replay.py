@@ -66,7 +66,8 @@ def _run(
         return run(method, tensors)
 
     def function(given: Sequence[Any]) -> Optionals:
-        return run(make(*given[: len(constants)]), given[len(constants) :])
+        made = method if make is None else make(*given[: len(constants)])
+        return run(made, given[len(constants) :])
 
     device = tensors[0].device  # type: ignore[union-attr]
     with torch.cuda.device(device):

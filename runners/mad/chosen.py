@@ -14,7 +14,7 @@ from runners.device import find_devices
 from runners.files import DamagedFileError, load_info, load_tensors, read_json
 from runners.mad.experiment import Experiment, Say
 from runners.mad.options import START, Options
-from runners.mad.points import FULL, LOST, GridPoint, choose, chosen, points, rescaled
+from runners.mad.points import FULL, LOST, GridPoint, at_point, choose, chosen, point_of, points, rescaled
 from runners.mad.tables import setting_of
 from runners.mad.training.ensemble import Ensemble, Resident, evaluate
 from runners.mad.training.protocol import Run
@@ -30,28 +30,25 @@ def runs_of(experiment: Experiment, options: Options) -> Sequence[Run]:
     """Return the runs that are trained of an experiment before any repeats: the grid of the options.
 
     In a profile the third rung has the grid: first all but its smallest and largest learning rate, then one of these if
-    its neighbour is the best, below the ceiling. The other rungs have the point that it chose, but for easier ones if
-    the third one is lost, which says nothing about rates: they have grids of their own. A rung has no runs while one
-    between them is not finished, beyond one that is lost, and below one at its ceiling.
+    its neighbour is the best, below the ceiling. A rung has the point of its neighbour on the side of the third one; an
+    easier rung beside a lost one, which says nothing about rates, has the grid. It has no runs while the neighbour is
+    not finished, beyond one that is lost, and below one at its ceiling.
     """
     rung, lrs = experiment.rung, sorted({run.lr for run in options.runs})
     if options.preset != "profile" or rung is None:
         return options.runs
     if rung != START:
-        start = experiment.at_rung(START)
-        point = None if missing_runs(start, options) else chosen_and_repeats(start, options)[0]
-        if point is None:
+        neighbour = experiment.at_rung(rung + 1 if rung < START else rung - 1)
+        trained = runs_of(neighbour, options)
+        if not trained or missing_runs(neighbour, options):
             return ()
-        runs = [Run(lr=point[0], weight_decay=point[1], seed=n) for n in sorted({run.seed for run in options.runs})]
-        for number in range(START, rung, 1 if rung > START else -1):
-            found = read_runs(experiment.at_rung(number), runs, options.out)
-            score = rescaled(table_of(found), "validation").mean()
-            if number == START > rung and score < LOST:
-                break
-            if len(found) < len(runs) or (score < LOST if rung > START else score >= FULL):
-                return ()
-        else:
-            return runs
+        table = table_of(read_runs(neighbour, trained, options.out))
+        point = point_of(table)
+        score = 0.0 if point is None else rescaled(at_point(table, point), "validation").mean()
+        if score < LOST if rung > START else score >= FULL:
+            return ()
+        if point is not None and (rung > START or score >= LOST):
+            return [Run(lr=point[0], weight_decay=point[1], seed=n) for n in sorted({run.seed for run in options.runs})]
 
     # The grid.
     if len(lrs) < 4:

@@ -209,6 +209,17 @@ def choose(table: pd.DataFrame, without: Collection[GridPoint] = ()) -> GridPoin
     return _best(scores, without)
 
 
+def point_of(table: pd.DataFrame) -> GridPoint | None:
+    """Return the only point of a table of records, also if it diverged; of several the one that ``choose`` returns."""
+    only = {*zip(table["lr"], table["weight_decay"], strict=True)}
+    return only.pop() if len(only) == 1 else choose(table)
+
+
+def at_point(table: pd.DataFrame, point: GridPoint | None) -> pd.DataFrame:
+    """Return the records of a grid point; none if there is no point."""
+    return table[(table["lr"] == point[0]) & (table["weight_decay"] == point[1])] if point else table[:0]
+
+
 def _best(scores: dict[GridPoint, dict[int, float]], without: Collection[GridPoint] = ()) -> GridPoint | None:
     """Return the point with the best mean score over its seeds; see ``choose``. A point with NaN is not chosen."""
     stable = {at: of for at, of in scores.items() if at not in without and not any(map(math.isnan, of.values()))}

@@ -8,7 +8,7 @@
    diverged scores 0.
 2. The third rung is trained at all learning rates but the smallest and the largest, then at one of these if its
    neighbour is the best. The rate with the best validation token accuracy over all seeds is that of the ladder. If
-   the third rung scores below ``LOST``, the first and the second choose rates of their own.
+   the third rung scores below ``LOST``, the second chooses for the easier ones, and if it does, too, the first.
 3. Rungs beyond one that scores below ``LOST`` on validation count 0 without training, and rungs below one that scores
    ``FULL`` count 1. Both are marked.
 4. The score of an ability is the mean over its rungs; the profile score is the mean over abilities.
@@ -33,7 +33,7 @@ from runners import records
 from runners.mad.chosen import delete_models
 from runners.mad.experiment import Experiment
 from runners.mad.options import START, Options
-from runners.mad.points import FULL, LOST, Estimate, GridPoint, choose, ends, rescaled
+from runners.mad.points import FULL, LOST, Estimate, at_point, choose, ends, point_of, rescaled
 from runners.mad.ranking import OTHER_TIES, TIE, average_ranks, places_by_ties, rule_of
 from runners.mad.rows import RANKED, load_rows
 from runners.mad.tables import printed_table
@@ -82,7 +82,7 @@ def seed_scores(table: pd.DataFrame) -> pd.DataFrame:
     """Return the score of each rung and seed, and whether the chosen rate of a ladder is the largest of its grid.
 
     Args:
-        table: records of diagnostic runs, of which those on rungs count, and of these the point that the third chose.
+        table: records of diagnostic runs, of which those on rungs count, and of these the points that were chosen.
 
     Returns:
         Columns ``LAYER``, ``task``, ``rung`` (from 1), ``seed``, ``score`` (NaN for a rung that is still missing),
@@ -93,33 +93,28 @@ def seed_scores(table: pd.DataFrame) -> pd.DataFrame:
     known = table.assign(rung=number, validation=rescaled(table, "validation"), score=rescaled(table, "test"))
     found = []
     for names, ladder in known[number.notna()].groupby([*LAYER, "task"], sort=False):
-        start = ladder[ladder["rung"] == START]
-        point = choose(start)
-        at = at_point(ladder, point)
-        means = at.groupby("rung")["validation"].mean()
-        if means.get(START, 1.0) < LOST:
-            easier = [rows for _, rows in ladder[ladder["rung"] < START].groupby("rung")]
-            at = pd.concat([at[at["rung"] >= START], *(at_point(rows, choose(rows)) for rows in easier)])
-            means = at.groupby("rung")["validation"].mean()
-        seeds = sorted(set(start["seed"] if point is None else at["seed"]))
-        largest = point is not None and point[0] == start["lr"].max() > start["lr"].min()
-        edge = largest and bool(means.get(START, 1.0) < FULL)
+        # The records that count. The hardest of the first three rungs that is not lost chooses the rate of easier ones.
+        of_rung = [ladder[ladder["rung"] == rung] for rung in range(START + 1)]
+        chooser, point = START, point_of(of_rung[START])
+        at = at_point(ladder[ladder["rung"] >= START], point)
+        for rung in range(START - 1, 0, -1):
+            if (point is None and len(of_rung[rung + 1])) or at.loc[at["rung"] == rung + 1, "validation"].mean() < LOST:
+                chooser, point = rung, point_of(of_rung[rung])
+            at = pd.concat([at, at_point(of_rung[rung], point)])
+        means, rates = at.groupby("rung")["validation"].mean(), ladder["lr"]
+        seeds = sorted({*(of_rung[START] if at.empty else at)["seed"]})
+        edge = point is not None and point[0] == rates.max() > rates.min() and means.get(chooser, 1.0) < FULL
 
         for rung in range(1, len(ladder_of(names[-1]).rungs) + 1):
             own = dict(zip(*(at.loc[at["rung"] == rung, name] for name in ("seed", "score")), strict=True))
-            implied = math.nan
-            if (point is None and len(start)) or (means[means.index < rung] < LOST).any():
+            implied, tried = math.nan, of_rung[min(rung, START)]
+            if (len(tried) and point_of(tried) is None) or (means[means.index < rung] < LOST).any():
                 implied = 0.0
             elif (means[means.index > rung] >= FULL).any():
                 implied = 1.0
             of_seeds = [(seed, own.get(seed, math.nan) if own else implied) for seed in seeds]
             found += [[*names, rung, *of_seed, bool(own), edge] for of_seed in of_seeds]
     return pd.DataFrame(found, columns=[*LAYER, "task", "rung", "seed", "score", "trained", "edge"])
-
-
-def at_point(table: pd.DataFrame, point: GridPoint | None) -> pd.DataFrame:
-    """Return the records of a grid point; none if there is no point."""
-    return table[(table["lr"] == point[0]) & (table["weight_decay"] == point[1])] if point else table[:0]
 
 
 def abilities(scores: pd.DataFrame) -> pd.DataFrame:

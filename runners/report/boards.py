@@ -144,7 +144,7 @@ class Board:
     def extremes(self, row: str) -> tuple[list[Cell], list[Cell]]:
         """Return the cells of a layer with its best places, and those with its worst; of equal ones by accuracy.
 
-        No layer is bad at a task on which it ties with the best one, nor good at one of which it is in the lower half.
+        No layer is bad at a task on which it ties with the best one, nor good at one where it is in the lower half.
         """
         found = []
         for cell in self.of_row(row):

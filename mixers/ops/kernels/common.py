@@ -47,7 +47,7 @@ def kernels_take(what: str, sizes: str) -> Callable[[Callable[..., bool]], Calla
         def asked(*given: int) -> bool:
             found = fits(*given)
             if not found and not torch.compiler.is_compiling():
-                log_once(f"{what}: PyTorch's operations, which are slower, because kernels take {sizes}")
+                log_once(f"{what} without its fast kernels, which take {sizes}")
             return found
 
         return asked

@@ -108,8 +108,8 @@ def overview_page(found: pd.DataFrame, preset: ReferencePreset) -> str:
         "## Ranking",
         markdown(["layer", "mean rank", *tasks], ranking),
         f"Layers that have been run on all {len(PUBLISHED)} tasks are ranked among themselves, on each task by mean "
-        f"accuracy; means that differ by less than {TIE} share the average rank: 19 layers that "
-        "solve a task have rank 10 each. The mean rank is over all tasks.",
+        f"accuracy; means that differ by less than {TIE} share the average rank: if 19 tie for "
+        "the first place, each has rank 10. The mean rank is over all tasks.",
         *([f"Other rules of ties would change this: {other_ties(values)}."] if len(values) > 1 else []),
         "## Effective depth",
         "How many Transformer layers one RT layer is worth: the smallest number of layers whose interval overlaps the "

@@ -43,7 +43,7 @@ from runners.mad.training.ensemble import Ensemble, Resident, evaluate
 from runners.mad.training.protocol import Protocol, Run
 from runners.mad.training.step import Stepper
 from tasks.base import Task
-from tasks.metrics import Counts, score
+from tasks.metrics import score
 
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
 SECONDS_BETWEEN_REPORTS = 1.0
@@ -65,15 +65,6 @@ class Metrics:
     token_accuracy: float
     loss: float
     score: float
-
-
-def metrics_by_run(counts: Counts) -> list[Metrics]:
-    """Return each run's metrics; this waits for the device."""
-    columns = (counts.sequence_accuracy, counts.token_accuracy, counts.loss, score(counts))
-    return [
-        Metrics(sequence_accuracy=sequence, token_accuracy=token, loss=loss, score=value)
-        for sequence, token, loss, value in zip(*(column.tolist() for column in columns), strict=True)
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,7 +312,11 @@ class _Loop:
         running_R = torch.tensor([self.ending(curve) is None for curve in self.curves], device=self.device)
         self.best.keep_better(self.ensemble.params_RP, score(counts), alive_R & running_R, self.step)
 
-        metrics = metrics_by_run(counts)
+        columns = (counts.sequence_accuracy, counts.token_accuracy, counts.loss, score(counts))
+        metrics = [
+            Metrics(sequence_accuracy=sequence, token_accuracy=token, loss=loss, score=value)
+            for sequence, token, loss, value in zip(*(column.tolist() for column in columns), strict=True)
+        ]
         for r, alive in enumerate(alive_R.tolist()):
             loss = losses[r] if math.isfinite(losses[r]) else None
             self.curves[r].append(CurvePoint(step=self.step, train_loss=loss, validation=metrics[r] if alive else None))

@@ -167,7 +167,9 @@ def test_sizes_without_a_kernel_are_said_once(caplog: pytest.LogCaptureFixture) 
     assert not fits_recurrence(64, 128)
     assert not fits_recurrence(128, 128)
     (message,) = caplog.messages
-    assert "because kernels take keys and values of up to 64 channels a head" in message
+    assert (
+        message == "linear recurrence without its fast kernels, which take keys and values of up to 64 channels a head"
+    )
 
 
 @interpreted
