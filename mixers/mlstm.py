@@ -16,6 +16,8 @@ from mixers.parts import MixerLayer, ShortConvolution, check_at_least, check_hea
 
 HEAD_EPS = 1e-5
 """Epsilon of the norm of each head."""
+BLOCK = 128
+"""Positions of a block of ``running_sum``."""
 
 
 class MLSTM(MixerLayer):
@@ -94,7 +96,7 @@ class MLSTM(MixerLayer):
         q, k, v, log_i, log_f = self._project(convolved, x)
 
         # The running maximum.
-        total = log_f.detach().cumsum(1)
+        total = running_sum(log_f.detach())
         m_BTH = total + (log_i.detach() - total).cummax(1).values.clamp(min=0)
         before_BTH = F.pad(m_BTH[:, :-1], (0, 0, 1, 0))
 
@@ -152,6 +154,20 @@ class MLSTM(MixerLayer):
         centred = o - o.mean(-1, keepdim=True)
         h = centred * (centred.square().mean(-1, keepdim=True) + HEAD_EPS * divisor.square()).rsqrt()
         return self.out((self.gain * h.flatten(-2) + self.skip * convolved) * F.silu(gate))
+
+
+def running_sum(x_BTH: Tensor) -> Tensor:
+    """Return the sums over the positions up to each (B, T, H).
+
+    Over more than 128 positions, TorchInductor of PyTorch 2.11 fails at the sum of what a bias was added to
+    (https://github.com/pytorch/pytorch/issues/180221). So blocks of 128 are summed, then what is before each.
+    """
+    length = x_BTH.shape[1]
+    if length <= BLOCK:
+        return x_BTH.cumsum(1)
+    within_BNTH = F.pad(x_BTH, (0, 0, 0, -length % BLOCK)).unflatten(1, (-1, BLOCK)).cumsum(2)
+    before_BNH = F.pad(within_BNTH[:, :-1, -1].cumsum(1), (0, 0, 1, 0))
+    return (within_BNTH + before_BNH[:, :, None]).flatten(1, 2)[:, :length]
 
 
 def _in_blocks(x: Tensor, blocks_NOI: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.func import vmap
 from torch.nn import functional as F
 
 from mixers.base import Shape
@@ -16,7 +17,7 @@ from mixers.kda import KimiDeltaAttention
 from mixers.linear_attention import LinearAttention
 from mixers.mamba2 import Mamba2
 from mixers.mamba3 import Mamba3
-from mixers.mlstm import MLSTM
+from mixers.mlstm import MLSTM, running_sum
 from mixers.parts import MixerLayer, ShortConvolution
 from mixers.retnet import RetNet
 from mixers.rwkv import RWKV6, RWKV7
@@ -118,6 +119,12 @@ def test_linear_attention_is_finite_where_all_features_of_a_head_vanish(dtype: t
     (gradient,) = torch.autograd.grad(z_BTD.sum(), x_BTD)
     assert z_BTD.isfinite().all()
     assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("length", [1, 128, 129, 300])
+def test_sums_in_blocks_are_those_of_all_positions(length: int) -> None:
+    x = torch.randn(2, 3, length, 2, dtype=torch.float64)
+    torch.testing.assert_close(vmap(running_sum)(x), x.cumsum(2), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("heads", [1, 2])
