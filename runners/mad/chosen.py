@@ -40,10 +40,10 @@ def runs_of(experiment: Experiment, options: Options) -> Sequence[Run]:
     if rung != START:
         neighbour = experiment.at_rung(rung + 1 if rung < START else rung - 1)
         trained = runs_of(neighbour, options)
-        if not trained or missing_runs(neighbour, options):
+        found = read_runs(neighbour, trained, options.out)
+        if not trained or len(found) < len(trained):
             return ()
-        table = table_of(read_runs(neighbour, trained, options.out))
-        point = point_of(table)
+        point = point_of(table := table_of(found))
         score = 0.0 if point is None else rescaled(at_point(table, point), "validation").mean()
         if score < LOST if rung > START else score >= FULL:
             return ()

@@ -323,13 +323,13 @@ def train_profiles(
     Returns:
         The records, and the scores of the reference profiles, as ``seed_scores`` returns them; None without any.
     """
-    tables = []
+    ladders: dict[tuple[str, str], list[pd.DataFrame]] = {}
     with closing(studies):  # an error here ends the processes on other GPUs, too
         for experiment, table in studies:
-            tables.append(table)
+            of_ladder = ladders.setdefault((experiment.label, experiment.task), [])
+            of_ladder.append(table)
             delete_models(experiment, table, options)
-            found = seed_scores(pd.concat(tables, ignore_index=True))
-            here = found[(found["layer"] == experiment.label) & (found["task"] == experiment.task)]
+            here = seed_scores(pd.concat(of_ladder, ignore_index=True))
             score = over_seeds(here.loc[here["rung"] == experiment.rung, "score"].to_numpy())
             ladder = ladder_of(experiment.task)
             value = [*ladder.rungs][(experiment.rung or 1) - 1]
@@ -340,7 +340,7 @@ def train_profiles(
             choice = "" if point is None else f" at lr {point[0]:g}, the best of its grid{edge}"
             console.print(f"{name}: score {score.text(3)}{choice}", soft_wrap=True)
 
-    table = pd.concat(tables, ignore_index=True)
+    table = pd.concat([table for tables in ladders.values() for table in tables], ignore_index=True)
     folder = records.REFERENCE if options.reference == "shipped" else Path(options.reference)
     known = load_rows(folder, ["profile"], RANKED, table["task"].unique()) if options.reference != "none" else table[:0]
     comparable = not known.empty and not table["difficulty"].str.endswith("custom").any()
