@@ -339,7 +339,7 @@ def attention_pair_bwd_kernel(
         tl.store(dc_ptr + at_N, dc_N, t_N < T)
 
 
-@kernels_take("attention", "heads of 8, 16, 32, 64 or 128 channels at multiples of 16 in all")
+@kernels_take("attention", "heads of 8, 16, 32, 64 or 128 channels, and widths that 16 divides")
 def fits_attention(D: int, H: int) -> bool:
     """Whether ``attention_method`` takes H heads of this width."""
     return D % H == 0 and D // H in (8, 16, 32, 64, 128) and D % 16 == 0

@@ -50,7 +50,10 @@ PROGRAMS = 132
 """Number of programs that run at the same time on an H200."""
 
 
-@kernels_take("memory of segments", "widths 32, 64 and 128, an MLP of a multiple of 64, and 1, 2, 4, 8 or 16 tokens")
+@kernels_take(
+    "memory of segments",
+    "widths 32, 64 and 128, heads of 8 channels or more, an MLP whose width 64 divides, and 1, 2, 4, 8 or 16 tokens",
+)
 def fits_memory(D: int, H: int, F: int, P: int) -> bool:
     """Whether ``memory_attention_method`` takes P memory tokens and these widths."""
     fits_heads = D % H == 0 and D // H in (8, 16, 32, 64, 128)
