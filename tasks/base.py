@@ -218,16 +218,27 @@ class Task(ABC):
         return self._extrapolation_sets[name] if name in self.extrapolation_names else self._splits[name]
 
     def chance(self, split: str) -> Accuracy:
-        """Return the expected accuracy of a solver that draws each answer uniformly from the possible answers.
+        """Return the expected accuracy of a solver that draws each answer uniformly from its ``candidates``.
 
-        A sequence with k scored positions is all right with probability ``answer_count ** -k``. The sequence accuracy
-        is the mean of that over the sequences.
+        A sequence with c candidates and k scored positions is all right with probability ``c ** -k``. The sequence
+        accuracy is the mean of that over the sequences.
 
         Args:
             split: name of a split or extrapolation set.
         """
-        scored_S = self.batch(split).scored_ST.sum(axis=1)
-        return Accuracy(sequence=float(np.mean(float(self.answer_count) ** -scored_S)), token=1 / self.answer_count)
+        batch = self.batch(split)
+        scored_S, candidates_S = batch.scored_ST.sum(axis=1), self.candidates(batch)
+        return Accuracy(
+            sequence=float(np.mean(candidates_S**-scored_S)),
+            token=float(np.average(1 / candidates_S, weights=scored_S)),
+        )
+
+    def candidates(self, batch: Batch) -> NDArray[np.float64]:
+        """Return the number of answers (S,) among which chance draws in each sequence: all that are possible.
+
+        A task returns fewer where the sequence itself shows which ones it asks for.
+        """
+        return np.full(len(batch.scored_ST), float(self.answer_count))
 
     def fingerprint(self) -> str:
         """Return the SHA-256, in hexadecimal, over all splits and extrapolation sets; equal on every platform."""

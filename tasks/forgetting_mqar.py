@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasks.base import Accuracy, Batch, Ladder, Task, require
-from tasks.mqar import ask, draw_distinct
+from tasks.mqar import ask, asked_values, draw_distinct
 
 
 class ForgettingRecall(Task):
@@ -119,6 +120,9 @@ class ForgettingRecall(Task):
             of_round = slice(first, first + pairs)
             np.put_along_axis(answers_SP, updated_SU[:, of_round], values_SW[:, pairs:][:, of_round], axis=1)
         return ask(rng, shown_ST, keys_SP[:, :, None], answers_SP, self.config.length, self.config.alpha)
+
+    def candidates(self, batch: Batch) -> NDArray[np.float64]:
+        return asked_values(batch)
 
     def ceiling(self, split: str) -> Accuracy:
         """Return 1: every key behind what is written is a query, and its newest value stands in the input."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasks.base import Accuracy, Batch, Ladder, Task, require
-from tasks.mqar import ask, draw_distinct
+from tasks.mqar import ask, asked_values, draw_distinct
 
 
 class JointKeys(Task):
@@ -115,6 +116,9 @@ class JointKeys(Task):
         values_SP = 2 * third + draw_distinct(rng, n, grid**2, np.ones(self.answer_count))
         shown_ST = np.concatenate([keys_SP2, values_SP[:, :, None]], axis=2).reshape(n, -1)
         return ask(rng, shown_ST, keys_SP2, values_SP, self.config.length, self.config.alpha)
+
+    def candidates(self, batch: Batch) -> NDArray[np.float64]:
+        return asked_values(batch)
 
     def ceiling(self, split: str) -> Accuracy:
         """Return 1: every pair of keys behind those shown is a query, and its value stands behind it in the input."""

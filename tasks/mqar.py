@@ -160,9 +160,17 @@ class MultiQueryRecall(Extrapolation):
         shown_ST = np.stack([keys_SP, values_SP], axis=2).reshape(n, 2 * pairs)
         return ask(rng, shown_ST, keys_SP[:, :, None], values_SP, length, self.config.alpha)
 
+    def candidates(self, batch: Batch) -> NDArray[np.float64]:
+        return asked_values(batch)
+
     def ceiling(self, split: str) -> Accuracy:
         """Return 1: every key behind the pairs is a query, and its value stands in the one pair that has the key."""
         return Accuracy(sequence=1.0, token=1.0)
+
+
+def asked_values(batch: Batch) -> NDArray[np.float64]:
+    """Return the number of values (S,) that a sequence asks for, as many as queries: chance draws one of them."""
+    return batch.scored_ST.sum(axis=1).astype(np.float64)
 
 
 def ask(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tasks.base import IGNORE, Accuracy, Batch, Ladder, Task, require
 
@@ -104,6 +105,10 @@ class MultiHop(Task):
         targets_ST = np.full_like(inputs_ST, IGNORE)
         targets_ST[:, 2 * nodes + 1 :: 2] = np.take_along_axis(cycle_SN, (places_SQ + hops_SQ) % nodes, axis=1)
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)
+
+    def candidates(self, batch: Batch) -> NDArray[np.float64]:
+        """A query's own node is never the answer."""
+        return np.full(len(batch.scored_ST), self.config.nodes - 1.0)
 
     def ceiling(self, split: str) -> Accuracy:
         """Return 1: all edges stand in the input before the queries."""

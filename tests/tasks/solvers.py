@@ -61,19 +61,25 @@ def solve_compression(inputs: Sequence[int], config: Any, train: Batch) -> Answe
     return {position: [token] for position, token in enumerate(inputs[:-1])}
 
 
-SHOWN: dict[Any, dict[int, int]] = {}
+SHOWN: dict[Any, dict[tuple[int, ...], int]] = {}
 """Values of keys that training splits of memorization show."""
 
 
 def solve_memorization(inputs: Sequence[int], config: Any, train: Batch) -> Answers:
-    """Look the key up in the training split; an unknown one may have any value that the split does not show."""
-    keys = (config.vocab_size - 1) // 2
+    """Look the key up in the training split; an unknown one may have any value that the split does not show.
+
+    Pairs share values, so an unknown pair may have any.
+    """
+    keys, step = (config.vocab_size - 1) // 2, 3 if config.pairs else 2
     if config not in SHOWN:  # the training split is the same for all inputs
-        shown_SK, values_SK = train.inputs_ST[:, 0::2], train.targets_ST[:, 1::2]
-        SHOWN[config] = dict(zip(shown_SK.ravel().tolist(), values_SK.ravel().tolist(), strict=True))
+        rows = zip(train.inputs_ST.tolist(), train.targets_ST.tolist(), strict=True)
+        SHOWN[config] = {
+            tuple(row[i - step + 1 : i]): values[i] for row, values in rows for i in range(step - 1, len(row), step)
+        }
     shown = SHOWN[config]
-    unused = sorted(set(range(keys, 2 * keys)) - set(shown.values()))
-    return {i + 1: [shown[inputs[i]]] if inputs[i] in shown else unused for i in range(0, len(inputs), 2)}
+    unused = sorted(set(range(keys, 2 * keys)) - (set() if config.pairs else set(shown.values())))
+    asked = {i: tuple(inputs[i - step + 1 : i]) for i in range(step - 1, len(inputs), step)}
+    return {i: [shown[key]] if key in shown else unused for i, key in asked.items()}
 
 
 def solve_copying(inputs: Sequence[int], config: Any, train: Batch) -> Answers:

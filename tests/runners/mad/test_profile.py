@@ -158,7 +158,7 @@ def test_a_profile_is_trained_and_read_again(tmp_path: Path, capsys: pytest.Capt
         (row,) = found.abilities().to_dict("records")
         assert found.score.mean == pytest.approx(row["score"])
         lines = capsys.readouterr().out
-        assert "transformer on s5-permutations, rung 3 (length 12): score 0.0" in lines
+        assert "transformer on s5-permutations, rung 3 (length 48): score 0.0" in lines
         assert re.search("a whole profile takes at most about .*there are no reference profiles yet", lines, re.DOTALL)
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob(RECORD)} == files
     assert len(list(tmp_path.rglob(MODEL))) == 2 * sum(row["trained"])  # those of the chosen rate
