@@ -292,25 +292,25 @@ class Task(ABC):
         Raises:
             ValueError: if a token is not in ``[0, vocab_size)``, or a scored position has no target.
         """
-        blocks = [self.sample(self.stream(name, block), BLOCK, name) for block in range(-(-n // BLOCK))]
-        batch = Batch(
+        # One block after the other, while it is in the processor's cache.
+        blocks: list[Batch] = []
+        for block in range(-(-n // BLOCK)):
+            batch = self.sample(self.stream(name, block), BLOCK, name)
+            targeted_ST = batch.targets_ST != IGNORE
+            tokens = np.concatenate([batch.inputs_ST.ravel(), batch.targets_ST[targeted_ST]])
+            inside = tokens.min() >= 0 and tokens.max() < self.vocab_size
+            require(
+                inside,
+                f"{self.name}: {name} has tokens outside of [0, {self.vocab_size}): correct sample or vocab_size",
+            )
+            unanswered = (batch.scored_ST & ~targeted_ST).any()
+            require(not unanswered, f"{self.name}: {name} scores positions without a target: correct sample")
+            blocks.append(batch)
+        return Batch(
             inputs_ST=np.concatenate([block.inputs_ST for block in blocks])[:n],
             targets_ST=np.concatenate([block.targets_ST for block in blocks])[:n],
             scored_ST=np.concatenate([block.scored_ST for block in blocks])[:n],
         )
-
-        # Tokens and targets lie in the vocabulary.
-        targeted_ST = batch.targets_ST != IGNORE
-        tokens = np.concatenate([batch.inputs_ST.ravel(), batch.targets_ST[targeted_ST]])
-        inside = tokens.min() >= 0 and tokens.max() < self.vocab_size
-        require(
-            inside, f"{self.name}: {name} has tokens outside of [0, {self.vocab_size}): correct sample or vocab_size"
-        )
-
-        # Scored positions have targets.
-        unanswered = (batch.scored_ST & ~targeted_ST).any()
-        require(not unanswered, f"{self.name}: {name} scores positions without a target: correct sample")
-        return batch
 
     def _check_disjoint(self, first: str, first_examples: set[bytes], second: str, second_examples: set[bytes]) -> None:
         shared = len(first_examples & second_examples)

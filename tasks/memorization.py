@@ -40,8 +40,8 @@ class Memorization(Task):
         - tokens: the values are a permutation of K tokens; theirs draws them from K + 1.
         - evaluation: the ceiling counts the keys that no training sequence shows; theirs does not say that there are
           some.
-        - option of our own: keys of two tokens (``pairs``).
         - left out: noise.
+        - added: keys of two tokens (``pairs``).
     """
 
     @dataclass(frozen=True, kw_only=True)

@@ -116,21 +116,24 @@ class Experiment(LayerChoice):
         return drawn(find_task(self.task), _ByText.of(self.task_config))
 
     @property
+    def data(self) -> dict[str, Any]:
+        """Facts of the data, which are kept without the data; see ``data_facts``."""
+        return data_facts(find_task(self.task), _ByText.of(self.task_config))
+
+    @property
     def rung(self) -> int | None:
         """Number of the rung on the task's ladder, from 1; None for another difficulty."""
-        found = re.match(r"rung-(\d+)", self.difficulty)
-        return None if found is None else int(found[1])
+        return int(found[1]) if (found := re.match(r"rung-(\d+)", self.difficulty)) else None
 
     def at_rung(self, number: int) -> "Experiment":
         """Return the experiment on another rung of the ladder."""
-        settings = [*find_task(self.task).ladder.rungs.values()][number - 1]
-        difficulty = re.sub(r"rung-\d+", f"rung-{number}", self.difficulty)
-        return replace(self, difficulty=difficulty, task_config=replace(self.task_config, **settings))
+        config = replace(self.task_config, **[*find_task(self.task).ladder.rungs.values()][number - 1])
+        return replace(self, task_config=config, difficulty=re.sub(r"rung-\d+", f"rung-{number}", self.difficulty))
 
     @property
     def until(self) -> float:
         """Token accuracy on the validation split with which a run ends."""
-        return self.instance.ceiling("validation").token - SATURATED if self.until_ceiling else math.inf
+        return self.data["validation"]["token"] - SATURATED if self.until_ceiling else math.inf
 
     @property
     def steps(self) -> int:
@@ -141,8 +144,7 @@ class Experiment(LayerChoice):
         """Return how many runs are trained as one ensemble: ``together``, fewer on a CPU if a run's steps are long."""
         if device.type != "cpu":
             return together
-        positions = self.protocol.batch_size * self.task_config.train_length
-        return max(1, min(together, POSITIONS_ON_A_CPU // positions))
+        return max(1, min(together, POSITIONS_ON_A_CPU // (self.protocol.batch_size * self.task_config.train_length)))
 
     def build(self) -> Backbone:
         """Build a model whose parameters are drawn from torch's global generator."""
@@ -158,14 +160,13 @@ class Experiment(LayerChoice):
         settings = {name: value for name, value in identity(self).items() if name not in left_out}
         settings |= {name: identity(getattr(self, name)) for name in ("mixer_config", "task_config")}
         texts = [text_of(name) for name in (self.mixer, self.task) if is_path(name)]
-        content = [settings, data_fingerprint(find_task(self.task), _ByText.of(self.task_config)), *texts]
+        content = [settings, self.data["fingerprint"], *texts]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
     def name(self) -> str:
         """Name of the study: layer, task, difficulty, and the start of the fingerprint."""
-        words = f"{self.label} {self.task} {self.difficulty}"
-        return f"{words[:LONGEST_NAME]} {self.fingerprint[:8]}"
+        return f"{f'{self.label} {self.task} {self.difficulty}'[:LONGEST_NAME]} {self.fingerprint[:8]}"
 
     def folder(self, out: Path) -> Path:
         """Return the folder of the study in a results folder."""
@@ -178,7 +179,7 @@ class Experiment(LayerChoice):
     @cached_property
     def facts(self) -> dict[str, Any]:
         """The fields of a ``Record`` that all runs of the study share."""
-        task, counted = self.instance, self.costs
+        counted = self.costs
         facts = {
             "study": self.name,
             "layer": self.label,
@@ -190,8 +191,8 @@ class Experiment(LayerChoice):
             "steps": self.steps,
             "evaluations": self.protocol.evaluations,
             "optimizer": asdict(self.protocol.optimizer),
-            "ceiling": asdict(task.ceiling("test")),
-            "chance": asdict(task.chance("test")),
+            "ceiling": self.data["ceiling"],
+            "chance": self.data["chance"],
             "parameters": counted.parameters,
             "state": _by_text(counted.state_floats),
             "flops_per_token": _by_text(counted.flops_per_token),
@@ -378,9 +379,11 @@ def drawn(kind: type[Task], settings: _ByText) -> Task:
 
 
 @cache
-def data_fingerprint(kind: type[Task], settings: _ByText) -> str:
-    """Return the hash of a task's data, which is kept without the data."""
-    return drawn(kind, settings).fingerprint()
+def data_facts(kind: type[Task], settings: _ByText) -> dict[str, Any]:
+    """Return the hash of a task's data, its ceiling and chance on the test split, and its ceiling on validation."""
+    task = drawn(kind, settings)
+    on_test = {"ceiling": asdict(task.ceiling("test")), "chance": asdict(task.chance("test"))}
+    return {"fingerprint": task.fingerprint(), **on_test, "validation": asdict(task.ceiling("validation"))}
 
 
 def _by_text(figures: dict[int, int] | None) -> dict[str, int] | None:

@@ -163,7 +163,11 @@ def packed(runs: Sequence[Record]) -> Record:
     """Return the runs of a ladder as one small record, with what differs between them in its ``settings``."""
     rows = []
     for run in runs:
-        found = {split: {"token_accuracy": of_split["token_accuracy"]} for split, of_split in run.metrics.items()}
+        found = {
+            split: {"token_accuracy": figures["token_accuracy"]}
+            for split, figures in run.metrics.items()
+            if split in ("validation", "test")
+        }
         rows.append({**vars(run), "metrics": found, "seconds": rounded(run.seconds)})
     return replace(runs[0], metrics={}, settings={name: [row[name] for row in rows] for name in OF_A_RUNG})
 

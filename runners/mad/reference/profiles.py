@@ -62,7 +62,11 @@ def write_profiles(folder: Path) -> list[Path]:
     ranked = standing.dropna(subset="tier").join(facts).dropna(subset="step").reset_index()
     costs = {
         "state": (against_state(found, facts), f"state after {POSITIONS} positions (floats)", "floats"),
-        "time": (ranked.assign(panel=PROFILE, y=ranked["mean"]), "time of a step of one run (ms)", "step"),
+        "time": (
+            ranked.assign(panel=PROFILE, y=ranked["mean"]),
+            "time of a step (ms), trainings share a card",
+            "step",
+        ),
     }
     for name, (marks, label, column) in costs.items():
         if len(marks):

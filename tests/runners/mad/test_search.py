@@ -220,9 +220,9 @@ def test_what_counts_makes_another_study_and_names_do_not(monkeypatch: pytest.Mo
 
     before = experiment().fingerprint
     monkeypatch.setattr(InContextRecall, "fingerprint", lambda self: "other sequences")
-    experiment_module.data_fingerprint.cache_clear()
+    experiment_module.data_facts.cache_clear()
     assert experiment().fingerprint != before
-    experiment_module.data_fingerprint.cache_clear()
+    experiment_module.data_facts.cache_clear()
 
 
 @pytest.mark.parametrize(
