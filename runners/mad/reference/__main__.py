@@ -186,15 +186,13 @@ def train(entry: Entry, task: str, given: ReferenceOptions, console: Console) ->
 def profile_of(experiment: Experiment, folders: Sequence[Path]) -> dict[str, Any] | None:
     """Return the mean token accuracy of runs along the sequences of the test split, rounded.
 
-    None if there are no runs, or a model cannot be read.
+    None if a model cannot be read.
     """
     batch, device = experiment.instance.split("test"), find_devices("auto")[0]
     try:
         models = [kept_model(experiment, folder).to(device) for folder in folders]
         right = [predict(model, batch)[0] == batch.targets_ST for model in models]
     except (DamagedFileError, UnreadableError):
-        return None
-    if not right:
         return None
     axis, profile = along_the_sequence(*profiles(np.mean(right, axis=0), batch.scored_ST))
     return {"axis": axis, "index": profile.index, "accuracy": [round(share, 4) for share in profile.accuracy]}

@@ -1,8 +1,8 @@
 """The overview of the reference profiles, made only from their records: pictures and a page of tables.
 
-``overview.png`` shows the scores of all rows, ``ladders.png`` their rungs, ``state.png`` capacity against the size of
-the state, and ``time.png`` profile scores against the time of a step. ``overview.md`` holds tiers, scores, capacities,
-the effective depth of RT, and the rungs of every ladder.
+``overview.png`` shows the scores of all rows, ``kinds.png`` those of one layer of each kind, ``ladders.png`` their
+rungs, ``state.png`` capacity against the size of the state, and ``time.png`` profile scores against the time of a step.
+``overview.md`` holds tiers, scores, capacities, the effective depth of RT, and the rungs of every ladder.
 """
 
 from collections.abc import Mapping
@@ -30,6 +30,8 @@ SIZES = {"width", "mlp_width"}
 """What rows of several widths differ in."""
 RUNGS = {f"capacity on {task}: {ladder_of(task).axis}": [*ladder_of(task).rungs] for task in AGAINST_STATE}
 """Rungs of each panel of capacities against the state."""
+KINDS = ("deltanet", "mamba2", "hyena", "rt", "lstm", "linear-attention", "transformer", "3*gated-deltanet+transformer")
+"""One layer of each kind, and a stack, in the picture of the README."""
 FRONT = ("transformer", "rt")
 """Layers in front of all others in the picture of ladders."""
 
@@ -57,8 +59,9 @@ def write_profiles(folder: Path) -> list[Path]:
 
     # Rows of two abilities alone are in the picture of the state, and ladders are those of the layers.
     whole = standing[[not PROFILED[str(name)].tasks for name in standing.index]]
-    layers = found[found["layer"].isin([entry.name for entry in LAYERS])]
-    figures = {"overview": draw_profiles(found, whole), "ladders": draw_ladders(layers, FRONT)}
+    shown = {"overview": whole, "kinds": whole[whole.index.isin(KINDS)]}
+    figures = {name: draw_profiles(found, rows) for name, rows in shown.items() if len(rows)}
+    figures["ladders"] = draw_ladders(found[found["layer"].isin([entry.name for entry in LAYERS])], FRONT)
     ranked = standing.dropna(subset="tier").join(facts).dropna(subset="step").reset_index()
     costs = {
         "state": (against_state(found, facts), f"state after {POSITIONS} positions (floats)", "floats"),
