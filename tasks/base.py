@@ -33,6 +33,7 @@ Split = Literal["train", "validation", "test"]
 BackboneName = Literal["language-model", "autoencoder"]
 Tokens = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 
 
 class SplitOverlapError(ValueError):
@@ -220,25 +221,19 @@ class Task(ABC):
     def chance(self, split: str) -> Accuracy:
         """Return the expected accuracy of a solver that draws each answer uniformly from its ``candidates``.
 
-        A sequence with c candidates and k scored positions is all right with probability ``c ** -k``. The sequence
-        accuracy is the mean of that over the sequences.
-
         Args:
             split: name of a split or extrapolation set.
         """
         batch = self.batch(split)
-        scored_S, candidates_S = batch.scored_ST.sum(axis=1), self.candidates(batch)
-        return Accuracy(
-            sequence=float(np.mean(candidates_S**-scored_S)),
-            token=float(np.average(1 / candidates_S, weights=scored_S)),
-        )
+        guessed_ST = 1 / np.where(batch.scored_ST, self.candidates(batch), 1)
+        return Accuracy(sequence=float(guessed_ST.prod(axis=1).mean()), token=float(guessed_ST[batch.scored_ST].mean()))
 
-    def candidates(self, batch: Batch) -> NDArray[np.float64]:
-        """Return the number of answers (S,) among which chance draws in each sequence: all that are possible.
+    def candidates(self, batch: Batch) -> Floats:
+        """Return the number of answers (S, T), at scored positions, among which chance draws: all that are possible.
 
-        A task returns fewer where the sequence itself shows which ones it asks for.
+        A task whose answers stand in the sequence returns the number of those that it has shown.
         """
-        return np.full(len(batch.scored_ST), float(self.answer_count))
+        return np.full(batch.scored_ST.shape, float(self.answer_count))
 
     def fingerprint(self) -> str:
         """Return the SHA-256, in hexadecimal, over all splits and extrapolation sets; equal on every platform."""

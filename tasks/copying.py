@@ -10,7 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from tasks.base import IGNORE, LENGTH_PREFIX, Accuracy, Batch, Ladder, Mask, Task, Tokens, require
+from tasks.base import IGNORE, LENGTH_PREFIX, Accuracy, Batch, Floats, Ladder, Mask, Task, Tokens, require
+from tasks.slots import shown_so_far
 from tasks.strings import LETTERS, draw_with_repeated_ngram, draw_with_unique_ngram
 
 BEGIN, SEPARATOR, END, PAD = range(LETTERS, LETTERS + 4)
@@ -251,6 +252,9 @@ class Copying(Task):
         text = batch.inputs_ST.astype(np.uint8).tobytes()
         pieces = (piece.partition(bytes([END])) for piece in text.split(bytes([BEGIN])))
         return {example for example, end, _ in pieces if end}
+
+    def candidates(self, batch: Batch) -> Floats:
+        return shown_so_far(batch, range(LETTERS))
 
     def ceiling(self, split: str) -> Accuracy:
         """Return 1: every answer stands in the input, and the queried n-gram occurs once."""

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tasks.base import IGNORE, Accuracy, Batch, Ladder, Mask, Task, Tokens, require
+from tasks.base import IGNORE, Accuracy, Batch, Floats, Ladder, Mask, Task, Tokens, require
 from tasks.recall import SWEEPS
-from tasks.slots import choose, first_occurrence
+from tasks.slots import choose, first_occurrence, shown_so_far
 
 LONGEST_KEYS = "longest keys"
 
@@ -190,6 +190,9 @@ class FuzzyInContextRecall(Task):
         targets_ST = np.full_like(inputs_ST, IGNORE)
         targets_ST[:, :-1] = np.where(inputs_ST[:, :-1] != pad, inputs_ST[:, 1:], IGNORE)
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=scored_ST)
+
+    def candidates(self, batch: Batch) -> Floats:
+        return shown_so_far(batch, range(self.key_tokens, self.key_tokens + self.answer_count))
 
     def ceiling(self, split: str) -> Accuracy:
         """Return 1: the last token of a key shown before tells the key, whose value stands in the input."""

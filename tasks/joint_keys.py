@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tasks.base import Accuracy, Batch, Ladder, Task, require
+from tasks.base import Accuracy, Batch, Floats, Ladder, Task, require
 from tasks.mqar import ask, asked_values, draw_distinct
 
 
@@ -117,7 +116,7 @@ class JointKeys(Task):
         shown_ST = np.concatenate([keys_SP2, values_SP[:, :, None]], axis=2).reshape(n, -1)
         return ask(rng, shown_ST, keys_SP2, values_SP, self.config.length, self.config.alpha)
 
-    def candidates(self, batch: Batch) -> NDArray[np.float64]:
+    def candidates(self, batch: Batch) -> Floats:
         return asked_values(batch)
 
     def ceiling(self, split: str) -> Accuracy:

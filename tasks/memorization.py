@@ -20,9 +20,9 @@ class Memorization(Task):
     before it never occurs). The map is one-to-one, the same for all splits, and depends on the data seed alone. A value
     never stands in the input. Only the insert tokens have targets.
 
-    With ``pairs``, a key is one of so many pairs of key tokens, drawn without replacement, and its value any of the K,
-    drawn uniformly. Keys of one token lie in the embedding, and any layer knows as many as training shows often enough;
-    pairs have to be joined, and fill the layer's own parameters.
+    With ``key_pairs``, a key is one of so many pairs of key tokens, drawn without replacement, and its value any of the
+    values, drawn uniformly. Keys of one token lie in the embedding; pairs have to be joined, and fill the layer's own
+    parameters.
 
     Example, first sequence of the test split of ``Config(vocab_size=8, length=8, train_examples=4, eval_examples=1)``,
     whose map is 0-5, 1-3, 2-4; ``_`` is no target, ``^`` a scored position::
@@ -41,7 +41,7 @@ class Memorization(Task):
         - evaluation: the ceiling counts the keys that no training sequence shows; theirs does not say that there are
           some.
         - left out: noise.
-        - added: keys of two tokens (``pairs``).
+        - added: keys of two tokens (``key_pairs``).
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -52,20 +52,21 @@ class Memorization(Task):
             vocab_size: keys, as many values, and the insert token together.
             length: tokens in a sequence, a key and an insert token in turn.
             train_examples: sequences in the training split; keys that none of them shows cannot be known.
-            pairs: keys of two tokens; 0 for keys of one token.
+            key_pairs: keys of two tokens; 0 for keys of one token.
         """
 
         vocab_size: int = 256
         length: int = 32
         train_examples: int = 256
-        pairs: int = switch(0)
+        key_pairs: int = switch(0)
 
         def __post_init__(self) -> None:
             super().__post_init__()
             require(self.vocab_size >= 5, f"vocab_size is {self.vocab_size}: two keys and two values need 5 or more")
             most = ((self.vocab_size - 1) // 2) ** 2
             require(
-                0 <= self.pairs <= most, f"pairs is {self.pairs}: use 0 for keys of one token, and at most {most} pairs"
+                0 <= self.key_pairs <= most,
+                f"key_pairs is {self.key_pairs}: use 0 for keys of one token, and at most {most} pairs",
             )
             period = self.key_tokens + 1
             require(
@@ -76,14 +77,14 @@ class Memorization(Task):
         @property
         def key_tokens(self) -> int:
             """Tokens of a key."""
-            return 2 if self.pairs else 1
+            return 2 if self.key_pairs else 1
 
     name = "memorization"
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {"vocab_size": (512, 1024, 2048, 4096, 8192)}
     ladder = Ladder(
         # Keys of one token, up to 16,384 of them, are known to each of three layers, the Transformer included.
         axis="keys",
-        rungs={keys: {"pairs": keys} for keys in (512, 1024, 2048, 4096, 8192, 16384)},
+        rungs={keys: {"key_pairs": keys} for keys in (512, 1024, 2048, 4096, 8192, 16384)},
         shared={"vocab_size": 257, "length": 15},
     )
     config: Config
@@ -99,17 +100,17 @@ class Memorization(Task):
     @cached_property
     def keys_KP(self) -> Tokens:
         """Tokens of each key, shape (K, P)."""
-        if not self.config.pairs:
+        if not self.config.key_pairs:
             return np.arange(self.answer_count)[:, None]
-        drawn_K = self.stream("keys").choice(self.answer_count**2, self.config.pairs, replace=False)
+        drawn_K = self.stream("keys").choice(self.answer_count**2, self.config.key_pairs, replace=False)
         return np.stack(np.divmod(drawn_K, self.answer_count), axis=1)
 
     @cached_property
     def values_K(self) -> Tokens:
         """Value of each key, shape (K,)."""
         stream = self.stream("map")
-        if self.config.pairs:
-            return self.answer_count + stream.integers(self.answer_count, size=self.config.pairs)
+        if self.config.key_pairs:
+            return self.answer_count + stream.integers(self.answer_count, size=self.config.key_pairs)
         return self.answer_count + stream.permutation(self.answer_count)
 
     def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
@@ -137,8 +138,8 @@ class Memorization(Task):
         new_SK = np.column_stack([unknown_SK[:, :1], unknown_SK[:, 1:] & (keys_SK[:, 1:] != keys_SK[:, :-1])])
 
         # Sequences: the values left for each further unknown key.
-        values = self.answer_count if self.config.pairs else unknown
-        left_SK = values - (0 if self.config.pairs else np.cumsum(new_SK, axis=1) - new_SK)
+        values = self.answer_count if self.config.key_pairs else unknown
+        left_SK = values - (0 if self.config.key_pairs else np.cumsum(new_SK, axis=1) - new_SK)
         all_right_S = np.prod(1 / np.where(new_SK, left_SK, 1), axis=1)
 
         # Positions.

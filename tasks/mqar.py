@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.base import IGNORE, LENGTH_PREFIX, Accuracy, Batch, Ladder, Tokens, require, switch
+from tasks.base import IGNORE, LENGTH_PREFIX, Accuracy, Batch, Floats, Ladder, Tokens, require, switch
 from tasks.extrapolation import Extrapolation
 
 PAIRS_PREFIX = "pairs "
@@ -160,7 +160,7 @@ class MultiQueryRecall(Extrapolation):
         shown_ST = np.stack([keys_SP, values_SP], axis=2).reshape(n, 2 * pairs)
         return ask(rng, shown_ST, keys_SP[:, :, None], values_SP, length, self.config.alpha)
 
-    def candidates(self, batch: Batch) -> NDArray[np.float64]:
+    def candidates(self, batch: Batch) -> Floats:
         return asked_values(batch)
 
     def ceiling(self, split: str) -> Accuracy:
@@ -168,9 +168,10 @@ class MultiQueryRecall(Extrapolation):
         return Accuracy(sequence=1.0, token=1.0)
 
 
-def asked_values(batch: Batch) -> NDArray[np.float64]:
-    """Return the number of values (S,) that a sequence asks for, as many as queries: chance draws one of them."""
-    return batch.scored_ST.sum(axis=1).astype(np.float64)
+def asked_values(batch: Batch) -> Floats:
+    """Return the number of values (S, T) that a sequence asks for, as many as queries: chance draws one of them."""
+    scored_S1 = batch.scored_ST.sum(axis=1, keepdims=True)
+    return np.broadcast_to(scored_S1.astype(np.float64), batch.scored_ST.shape)
 
 
 def ask(

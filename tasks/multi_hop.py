@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tasks.base import IGNORE, Accuracy, Batch, Ladder, Task, require
+from tasks.base import IGNORE, Accuracy, Batch, Floats, Ladder, Task, require
 
 
 class MultiHop(Task):
@@ -106,9 +105,9 @@ class MultiHop(Task):
         targets_ST[:, 2 * nodes + 1 :: 2] = np.take_along_axis(cycle_SN, (places_SQ + hops_SQ) % nodes, axis=1)
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)
 
-    def candidates(self, batch: Batch) -> NDArray[np.float64]:
+    def candidates(self, batch: Batch) -> Floats:
         """A query's own node is never the answer."""
-        return np.full(len(batch.scored_ST), self.config.nodes - 1.0)
+        return np.full(batch.scored_ST.shape, self.config.nodes - 1.0)
 
     def ceiling(self, split: str) -> Accuracy:
         """Return 1: all edges stand in the input before the queries."""

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tasks.base import IGNORE, Accuracy, Batch, Ladder, Task, require
-from tasks.slots import choose, first_occurrence
+from tasks.base import IGNORE, Accuracy, Batch, Floats, Ladder, Task, require
+from tasks.slots import choose, first_occurrence, shown_so_far
 
 SWEEPS: dict[str, tuple[Any, ...]] = {
     "vocab_size": (32, 64, 128),
@@ -82,6 +82,9 @@ class InContextRecall(Task):
 
     def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
         return draw_recall(rng, n, self.config.length, self.answer_count)
+
+    def candidates(self, batch: Batch) -> Floats:
+        return shown_so_far(batch, range(self.answer_count, 2 * self.answer_count))
 
     def ceiling(self, split: str) -> Accuracy:
         """Return 1: the answer of every scored position stands behind an earlier occurrence of its key."""
@@ -171,6 +174,9 @@ class NoisyInContextRecall(Task):
         config = self.config
         noise = (config.noise_vocab_size, config.noise_fraction)
         return draw_recall(rng, n, config.length, self.answer_count, *noise)
+
+    def candidates(self, batch: Batch) -> Floats:
+        return shown_so_far(batch, range(self.answer_count, 2 * self.answer_count))
 
     def ceiling(self, split: str) -> Accuracy:
         """Return 1: the answer of every scored position stands behind an earlier occurrence of its key."""

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tasks.base import IGNORE, Accuracy, Batch, Ladder, Task, require
+from tasks.base import IGNORE, Accuracy, Batch, Floats, Ladder, Task, require
+from tasks.slots import shown_so_far
 
 
 class SelectiveCopying(Task):
@@ -106,6 +107,9 @@ class SelectiveCopying(Task):
         targets_ST = np.full_like(inputs_ST, IGNORE)
         targets_ST[:, places + 1 :] = data_SC
         return Batch(inputs_ST=inputs_ST, targets_ST=targets_ST, scored_ST=targets_ST != IGNORE)
+
+    def candidates(self, batch: Batch) -> Floats:
+        return shown_so_far(batch, range(self.answer_count))
 
     def ceiling(self, split: str) -> Accuracy:
         """Return 1: every answer stands in the input."""

@@ -5,7 +5,7 @@ Dimensions: S sequences, P slots of a sequence.
 
 import numpy as np
 
-from tasks.base import Mask, Tokens
+from tasks.base import Batch, Floats, Mask, Tokens
 
 
 def first_occurrence(codes_SP: Tokens) -> Tokens:
@@ -37,3 +37,10 @@ def choose(rng: np.random.Generator, eligible_SP: Mask) -> Tokens:
     """Return, for each sequence, one of its eligible slots, drawn uniformly."""
     chosen_S: Tokens = np.where(eligible_SP, rng.random(eligible_SP.shape), -1.0).argmax(axis=1)
     return chosen_S
+
+
+def shown_so_far(batch: Batch, answers: range) -> Floats:
+    """Return how many different tokens of a range (S, T) stand in a sequence up to each position."""
+    inputs_ST = batch.inputs_ST
+    new_ST = first_occurrence(inputs_ST) == np.arange(inputs_ST.shape[1])
+    return np.cumsum(new_ST & (inputs_ST >= answers.start) & (inputs_ST < answers.stop), axis=1, dtype=np.float64)

@@ -70,14 +70,14 @@ def solve_memorization(inputs: Sequence[int], config: Any, train: Batch) -> Answ
 
     Pairs share values, so an unknown pair may have any.
     """
-    keys, step = (config.vocab_size - 1) // 2, 3 if config.pairs else 2
+    keys, step = (config.vocab_size - 1) // 2, 3 if config.key_pairs else 2
     if config not in SHOWN:  # the training split is the same for all inputs
         rows = zip(train.inputs_ST.tolist(), train.targets_ST.tolist(), strict=True)
         SHOWN[config] = {
             tuple(row[i - step + 1 : i]): values[i] for row, values in rows for i in range(step - 1, len(row), step)
         }
     shown = SHOWN[config]
-    unused = sorted(set(range(keys, 2 * keys)) - (set() if config.pairs else set(shown.values())))
+    unused = sorted(set(range(keys, 2 * keys)) - (set() if config.key_pairs else set(shown.values())))
     asked = {i: tuple(inputs[i - step + 1 : i]) for i in range(step - 1, len(inputs), step)}
     return {i: [shown[key]] if key in shown else unused for i, key in asked.items()}
 

@@ -24,7 +24,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("selective-copying", {"tokens_to_copy": 96}),
     ("selective-copying", {"tokens_to_copy": 15, "length": 32}),
     ("memorization", {"vocab_size": 257}),
-    ("memorization", {"vocab_size": 33, "length": 15, "pairs": 100}),
+    ("memorization", {"vocab_size": 33, "length": 15, "key_pairs": 100}),
     ("copying", {"variant": "prefix-ngram"}),
     ("copying", {"variant": "suffix-ngram"}),
     ("copying", {"variant": "prefix-ngram", "min_length": 2, "ngram": 1, "extrapolation_lengths": (21,)}),
@@ -108,7 +108,7 @@ def test_memorization_ceiling_is_the_mean_over_all_guesses_of_the_unknown_keys(t
         ({"vocab_size": 2048}, 0.7373, 0.9815),
         ({"vocab_size": 4096}, 0.1005, 0.8650),
         ({"vocab_size": 8192}, 0.0007, 0.6325),
-        ({"vocab_size": 257, "length": 96, "pairs": 8192}, 0.0, 0.6350),  # of 8,192 draws, values one of 128
+        ({"vocab_size": 257, "length": 96, "key_pairs": 8192}, 0.0, 0.6350),  # of 8,192 draws, values one of 128
     ],
 )
 def test_memorization_states_what_the_training_examples_never_show(
@@ -149,6 +149,8 @@ def narrowed(name: str, batch: Batch, s: int, t: int, possible: Tokens) -> Token
     """Return the answers that are possible where a sequence shows which ones it asks for, and not whose they are."""
     if name in {"mqar", "forgetting-mqar", "joint-keys"}:  # the values of its keys, each asked for once
         return batch.targets_ST[s][batch.scored_ST[s]]
+    if name in {"copying", "selective-copying"} or name.endswith("in-context-recall"):
+        return np.intersect1d(possible, batch.inputs_ST[s, : t + 1])
     return possible[possible != batch.inputs_ST[s, t]] if name == "multi-hop" else possible
 
 

@@ -151,7 +151,7 @@ def profiles_page(found: pd.DataFrame, standing: pd.DataFrame, facts: pd.DataFra
         markdown(["layer", "tier", "rank", "profile score", "parameters", "state", "time", *headings], lines),
         "Layers in one tier are not told apart from its first by a paired bootstrap over abilities and seeds, adjusted "
         f"for the number of pairs. Profile scores that differ by less than {TIE} share the average rank. The state is "
-        f"in floats after {POSITIONS} positions.",
+        f"in floats after {POSITIONS} positions. Time is the sum over trainings, of which several shared a card.",
     ]
     ranked = standing.dropna(subset="tier")
     if len(ranked) > 1:
@@ -184,9 +184,7 @@ def profiles_page(found: pd.DataFrame, standing: pd.DataFrame, facts: pd.DataFra
         "## Capacity against the state",
         "![Capacity against the size of the state](state.png)",
         markdown(["layer", "width", "state", "ability", "capacity"], lines),
-        "## Ladders",
-        "![Score of each rung](ladders.png)",
-    ]
+    ] * bool(lines) + ["## Ladders", "![Score of each rung](ladders.png)"]
     for task in tasks:
         ladder = ladder_of(task)
         lines = [
