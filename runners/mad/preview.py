@@ -89,35 +89,28 @@ def print_plan(experiments: Sequence[Experiment], options: Options, console: Con
 def print_duration(experiments: Sequence[Experiment], options: Options, console: Console) -> None:
     """Print how long whole profiles take at most: by a few steps of each layer.
 
-    They are those of the third rung of medium length, and of the rungs with the longest sequences and with the largest
-    vocabulary. Between them the time of a position grows with both.
+    They are those of the third rung of medium length, and of the longest rung. Between them the time of a position
+    grows with the length.
     """
     seeds = [
         run for run in options.runs if (run.lr, run.weight_decay) == (options.runs[0].lr, options.runs[0].weight_decay)
     ]
     layers: dict[tuple[str, Shape], list[Experiment]] = {}
-    for experiment in experiments:
+    for experiment in sorted(experiments, key=lambda e: e.task_config.train_length):
         layers.setdefault((experiment.label, experiment.shape), []).append(experiment)
 
     longest, places = 0.0, find_places(options.device, independent=True)
     with console.status("timing steps"), shared_threads(places):
         for ladders in layers.values():
-            sizes = [(e.task_config.train_length, getattr(e.task_config, "vocab_size", 0)) for e in ladders]
-            starts = sorted((size[0], n) for n, size in enumerate(sizes) if ladders[n].rung == START)
-            middle = starts[len(starts) // 2][1]
-            ends = [max(range(len(sizes)), key=lambda n: (sizes[n][axis], n == middle)) for axis in (0, 1)]
-            rates = {}
-            for n in dict.fromkeys((middle, *ends)):
-                few = replace(ladders[n].task_config, train_examples=max(BLOCK, options.batch_size))
-                timed = replace(ladders[n], task_config=few)
-                rates[n] = seconds_left(timed, seeds, options) / len(seeds) / few.train_length
-            for e, size in zip(ladders, sizes, strict=True):
-                more = (
-                    np.interp(size[axis], [sizes[middle][axis], sizes[n][axis]], [0, rates[n] - rates[middle]])
-                    for axis, n in enumerate(ends)
-                )
+            starts, rates = [e for e in ladders if e.rung == START], {}
+            for e in (starts[len(starts) // 2], ladders[-1]):
+                few = replace(e.task_config, train_examples=max(BLOCK, options.batch_size))
+                seconds = seconds_left(replace(e, task_config=few), seeds, options)
+                rates[few.train_length] = seconds / len(seeds) / few.train_length
+            for e in ladders:
+                length = e.task_config.train_length
                 share = len(runs_of(e, options) if e.rung == START else seeds) * len({*places}) / len(places)
-                longest += (rates[middle] + sum(more)) * size[0] * share
+                longest += np.interp(length, [*rates], [*rates.values()]) * length * share
     shorter = "rungs at the ceiling end early, rungs beyond reach are not trained, and what is finished is not repeated"
     console.print(f"a whole profile takes at most about {spell(longest)} here; {shorter}", soft_wrap=True)
 
