@@ -10,7 +10,7 @@ A file carries a checksum of each record, which is checked on reading.
 
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib.metadata import version
@@ -196,13 +196,6 @@ def load(*places: str | Path) -> pd.DataFrame:
         DamagedFileError: a file is damaged.
     """
     return table_of(read_all(*places))
-
-
-def name_older(out: Path, say: Callable[[str], object]) -> None:
-    """Say that a results folder has results of older versions, which are neither read nor changed, if it has."""
-    patterns = "studies.journal", "runs/*/config.json", "c4/*/result.json"
-    if found := [pattern for pattern in patterns if any(out.glob(pattern))]:
-        say(f"{out} has results of an older version ({', '.join(found)}), which stay as they are and are not read")
 
 
 def table_of(found: Sequence[tuple[Path, Record]]) -> pd.DataFrame:

@@ -65,7 +65,7 @@ from runners.mad.tables import print_study
 from runners.mad.training.loop import CurvePoint, train
 from runners.mad.training.protocol import Run
 from runners.progress import open_console
-from runners.records import Columns, Record, commit, name_older, read_all, table_of, versions, write
+from runners.records import Columns, Record, commit, read_all, table_of, versions, write
 from runners.runs import claimed
 from runners.search import Outcome, ask, catch_up, naming_storage, open_storage, open_study, report, tell
 
@@ -101,7 +101,6 @@ def train_studies(experiments: Sequence[Experiment], options: Options, console: 
     most = 1 if alone else len(experiments) * len(options.runs)
     places = find_places(options.device, options.preset == "profile")[:most]
     storage = open_storage(options.place)
-    name_older(options.out, partial(console.print, soft_wrap=True))
     with (
         naming_storage(options.place),
         Display(console, options) as display,

@@ -270,15 +270,6 @@ def test_optuna_is_told_again_of_what_its_storage_has_lost(tmp_path: Path, start
     assert len(started) == 1
 
 
-def test_results_of_an_older_version_are_named_and_left(tmp_path: Path) -> None:
-    (tmp_path / "studies.journal").write_text("old")
-    text = io.StringIO()
-    options = replace(OPTIONS, out=tmp_path, lr=(1e-3,), weight_decay=(0.0,))
-    [*search.train_studies([experiment()], options, Console(file=text, width=200))]
-    assert "has results of an older version (studies.journal), which stay as they are" in text.getvalue()
-    assert (tmp_path / "studies.journal").read_text() == "old"
-
-
 # Several processes.
 
 
