@@ -134,16 +134,6 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def make_durable(path: Path) -> None:
-    """Wait until a file and its name are on the disk, so that what it was made from can be deleted."""
-    for place in (path, path.parent):
-        handle = os.open(place, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield the path of a folder to make and to fill, which becomes ``folder``; after an error it is gone.
@@ -301,12 +291,8 @@ def _checksum_of(tensors: Mapping[str, Tensor]) -> str:
     def of_values(name: str) -> str:
         return checksum(tensors[name].reshape(-1).view(torch.uint8).numpy())
 
-    # Threads share the work, because zlib releases Python's lock; to start them takes longer than a MiB.
-    if sum(tensor.nbytes for tensor in tensors.values()) <= 2**20:
-        values = [*map(of_values, names)]
-    else:
-        with ThreadPoolExecutor() as pool:
-            values = [*pool.map(of_values, names)]
+    with ThreadPoolExecutor() as pool:  # threads share the work, because zlib releases Python's lock
+        values = [*pool.map(of_values, names)]
 
     described = [(name, str(tensors[name].dtype), list(tensors[name].shape)) for name in names]
     return checksum(json.dumps([described, values]).encode())
