@@ -29,14 +29,10 @@ class Ranks:
     Attributes:
         means: mean rank by row; 1 is the best.
         intervals: 95% interval by row: percentiles of the mean rank over resampled tasks and seeds.
-        behind_first: 95% interval by row of the mean rank less that of the best layer. Both are taken from the same
-            samples, so layers may differ clearly although their own intervals overlap. It is not adjusted for the
-            number of layers.
     """
 
     means: dict[str, float]
     intervals: dict[str, tuple[float, float]]
-    behind_first: dict[str, tuple[float, float]]
 
 
 def mean_ranks(found: Values, tasks: Sequence[str], tie: float | None = TIE) -> Ranks | None:
@@ -71,7 +67,6 @@ def mean_ranks(found: Values, tasks: Sequence[str], tie: float | None = TIE) -> 
     return Ranks(
         means=dict(zip(rows, observed.tolist(), strict=True)),
         intervals=_intervals(rows, resampled_BL),
-        behind_first=_intervals(rows, resampled_BL - resampled_BL[:, [observed.argmin()]]),
     )
 
 
