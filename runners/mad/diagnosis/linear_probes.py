@@ -129,32 +129,7 @@ class Probe:
     impossible: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbeReport:
-    """All probes of a model, and means over those that could be fitted; a mean is None if none could."""
-
-    probes: list[Probe]
-    hidden: float | None
-    embedding: float | None
-    majority: float | None
-    model: float | None
-
-    @staticmethod
-    def of(probes: list[Probe]) -> "ProbeReport":
-        """Average over the probes."""
-        fitted = [probe for probe in probes if probe.impossible is None]
-        columns: dict[str, list[Any]] = {
-            "hidden": [probe.hidden and probe.hidden["mean"] for probe in fitted],
-            "embedding": [probe.embedding and probe.embedding["mean"] for probe in fitted],
-            "majority": [probe.majority for probe in fitted],
-            "model": [probe.model for probe in fitted],
-        }
-        return ProbeReport(
-            probes=probes, **{name: fmean(values) if values else None for name, values in columns.items()}
-        )
-
-
-def fit_probes(model: Backbone, task: Task, batch: Batch, predictions_ST: Tokens) -> ProbeReport:
+def fit_probes(model: Backbone, task: Task, batch: Batch, predictions_ST: Tokens) -> list[Probe]:
     """Probe a model's hidden state for the answers of a split.
 
     In a language model, one probe covers all scored positions, and reads the hidden state at each. An autoencoder has
@@ -174,7 +149,7 @@ def fit_probes(model: Backbone, task: Task, batch: Batch, predictions_ST: Tokens
     if task.backbone != "autoencoder":
         sample = draw_sample(batch)
         hidden_ND, embedding_ND = read_hidden_states(model, batch, sample.sequence_N, sample.position_N)
-        return ProbeReport.of([_fit(sample, hidden_ND, embedding_ND, right_ST)])
+        return [_fit(sample, hidden_ND, embedding_ND, right_ST)]
 
     # One probe for each of the chosen positions, on the hidden state at the last position.
     sequence_S = np.arange(len(batch))
@@ -189,7 +164,7 @@ def fit_probes(model: Backbone, task: Task, batch: Batch, predictions_ST: Tokens
         sample = draw_sample(batch, position)
         hidden_ND, embedding_ND = hidden_SD[sample.sequence_N], embedding_SD[sample.sequence_N]
         probes.append(_fit(sample, hidden_ND, embedding_ND, right_ST, position))
-    return ProbeReport.of(probes)
+    return probes
 
 
 def _fit(
