@@ -77,17 +77,6 @@ def test_the_sequence_of_windows_does_not_depend_on_the_batch_size(corpus: Corpu
     ]
 
 
-def test_documents_are_those_whose_tokens_are_in_the_batch(corpus: Corpus) -> None:
-    owner = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
-    ordered, shuffled = Windows(corpus, "train", T, None), Windows(corpus, "train", T, 3)
-    place = {window(i): i for i in range(len(ordered))}
-    assert len(place) == len(ordered)
-    for windows, size in itertools.product((ordered, shuffled), (1, 4)):
-        for step in range(2 * len(windows) // size):
-            owners = [n for row in rows_of(windows.batch(step, size)) for n in owner[place[row] * T :][: T + 1]]
-            assert windows.documents(step, size) == [f"train/{3 * n}" for n in dict.fromkeys(owners)]
-
-
 @pytest.mark.parametrize("asked", [T + 1, SHARD, 3 * SHARD + 1, 10**9])
 def test_a_run_sees_the_tokens_it_asked_for_even_if_there_are_more(tmp_path: Path, asked: int) -> None:
     windows = Windows(corpus_of(tmp_path, asked), "train", T, None)
