@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, TypeVar
 
 import torch
@@ -87,12 +86,9 @@ def typed(kind: type[T], content: Any) -> T:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Return in words the first entry that is missing or wrong, with its value if that is short."""
+    """Return the first entry that is missing or wrong, and what pydantic says of it."""
     first = error.errors()[0]
-    fault = "it holds no named entries" if first["type"] == "dataclass_type" else first["msg"].lower()
-    if isinstance(first["input"], str | int | float | None):
-        fault += f", not {shorten(repr(first['input']), 40)}"
-    return "".join(f"{part}: " for part in first["loc"]) + fault
+    return "".join(f"{part}: " for part in first["loc"]) + first["msg"].lower()
 
 
 def rounded(figure: float) -> float:

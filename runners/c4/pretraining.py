@@ -33,7 +33,6 @@ from runners.c4.model import layer_of
 from runners.c4.progress import Progress
 from runners.c4.train import loss_of, train
 from runners.device import require_memory
-from runners.ending import exits_are_errors
 from runners.options import applicable, from_keywords
 from runners.progress import open_console
 from runners.records import Record, read_all
@@ -71,7 +70,6 @@ class Result:
         return pd.read_csv(self.folder / "curve.csv").to_dict("records")
 
 
-@exits_are_errors()
 def pretrain(
     mixer: str | type[nn.Module] = "rt",
     *,

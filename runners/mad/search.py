@@ -39,7 +39,6 @@ from rich.console import Console
 
 from mixers.costs import costs
 from runners.device import device_name, find_devices, find_places, ran_out_of_memory, shared_threads
-from runners.ending import exits_are_errors
 from runners.files import DamagedFileError, save_tensors
 from runners.interrupt import INTERRUPTED, StoppedError
 from runners.mad.checks import check, check_ladders
@@ -113,7 +112,7 @@ def train_studies(experiments: Sequence[Experiment], options: Options, console: 
                 continue  # a rung that others decide
             while missing := missing_runs(experiment, options):
                 if not worker.train_some(experiments[n:]):
-                    display.waiting(len(missing))
+                    display.open_bar(f"waiting for {len(missing)} runs of other processes", None)
                     time.sleep(SECONDS_BETWEEN_LOOKS)
             display.remove_bar()
             table = worker.search(experiment).evaluate_chosen()
@@ -121,7 +120,6 @@ def train_studies(experiments: Sequence[Experiment], options: Options, console: 
             yield experiment, table
 
 
-@exits_are_errors()
 def prepare(
     experiments: Sequence[Experiment], options: Options, say: Say
 ) -> tuple[list[Experiment], pd.DataFrame | None]:
@@ -144,7 +142,6 @@ def prepare(
     return checked, reference
 
 
-@exits_are_errors()
 def print_and_rank(
     studies: Studies,
     options: Options,

@@ -14,7 +14,10 @@ from runners.c4.config import Config
 from runners.c4.data.corpus import FEW_VALIDATION_TOKENS, Corpus, Manifest, Part, Shard
 from runners.c4.progress import Progress, with_bits
 
-DESCRIPTION: dict[str, Any] = {"config": {"steps": 100}, "corpus": {"bytes_per_token": 4.0}}
+DESCRIPTION: dict[str, Any] = {
+    "config": {"steps": 100, "batch_size": 8, "seq_len": 32},
+    "corpus": {"bytes_per_token": 4.0},
+}
 
 
 def row(step: int, loss: float, **more: Any) -> StepRow:
