@@ -4,12 +4,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from mixers.base import Shape
 from runners.device import find_devices, find_places, shared_threads
@@ -22,15 +19,13 @@ from runners.mad.training.protocol import Run
 from runners.mad.training.step import Stepper
 from runners.progress import spell
 from runners.runs import is_finished
-from runners.tables import COSTS, FOOTNOTE, Name, cost_cells, fits
+from runners.tables import COSTS, FOOTNOTE, cost_cells, fits
 from tasks.base import BLOCK
 
 STEPS = 3
 """Steps of each experiment that are timed, after a first one that is not."""
 LONGEST = 45.0
 """Seconds after which no further experiment is timed."""
-NARROW: dict[str, Any] = {"title_justify": "left", "box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False}
-"""Tables that hold long names at 80 columns."""
 
 
 def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
@@ -52,21 +47,17 @@ def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
 
 def print_plan(experiments: Sequence[Experiment], options: Options, console: Console) -> None:
     """Print a row for each experiment: its finished runs, its steps and costs; and how long the others take here."""
-    table = Table(title="would be trained", **NARROW)
-    table.add_column("task\n  mixer", overflow="fold")
-    for heading in ("finished\n/ runs", "steps", *COSTS):
-        table.add_column(heading, justify="right")
-
+    rows = []
     with console.status("counting") as status:
         for setting, of_task in groupby(experiments, lambda e: setting_of(e.task, e.difficulty)):
-            table.add_row(Name(setting))
+            rows.append([setting, *[""] * (2 + len(COSTS))])
             for experiment in of_task:
                 status.update(f"counting {experiment.label} on {setting}")
                 finished = sum(is_finished(experiment.folder_of(run, options.out)) for run in options.runs)
                 counts = f"{finished:,} / {len(options.runs):,}", f"{experiment.steps:,}"
                 name = f"  {experiment.label}\n    {experiment.facts['remark'] or ''}".rstrip()
-                table.add_row(Name(name), *counts, *_cells(experiment))
-    console.print(table)
+                rows.append([name, *counts, *_cells(experiment)])
+    console.print(printed_table(["task\n  mixer", "finished\n/ runs", "steps", *COSTS], rows))
     if options.more_seeds:
         console.print(f"then the chosen point of each experiment is repeated with {len(options.more_seeds)} more seeds")
 
