@@ -24,7 +24,6 @@ from runners.c4.distributed import World, whole
 from runners.c4.evaluation.evaluate import log_spaced, validation_loss, windows_together
 from runners.c4.model import build
 from runners.c4.step import ModelStepper, learning_rate
-from runners.files import load_tensors
 from runners.interrupt import StoppedError, asked_to_stop
 
 
@@ -72,8 +71,8 @@ class Loop:
 
         # Steps done.
         self.rows: list[StepRow] = []
-        if (newest := load_newest(folder, load_tensors, world.is_first)) is not None:
-            tensors, _ = newest
+        if (newest := load_newest(folder, world.is_first)) is not None:
+            _, tensors, _ = newest
             self.rows = rows_of(tensors)
             restore(folder, tensors, self.stepper.objective, self.stepper.optimizer)
         self.stepper.keep_gradients()

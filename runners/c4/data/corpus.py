@@ -41,14 +41,12 @@ class Shard:
     Attributes:
         name: beginning of the names of both files.
         tokens: number of tokens in the shard.
-        documents: number of documents that begin in the shard.
         tokens_sha256: checksum of the file of tokens.
         documents_sha256: checksum of the file of documents.
     """
 
     name: str
     tokens: int
-    documents: int
     tokens_sha256: str
     documents_sha256: str
 
@@ -116,7 +114,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     return None if content is None else validated(folder / MANIFEST, Manifest, content, _remedy(folder))
 
 
-def write_shard(folder: Path, name: str, tokens_N: np.ndarray, documents_D3: np.ndarray, position: int) -> Shard:
+def write_shard(folder: Path, name: str, tokens_N: np.ndarray, documents_D3: np.ndarray) -> Shard:
     """Write a shard; overwrite an existing one of the same name.
 
     Args:
@@ -124,13 +122,11 @@ def write_shard(folder: Path, name: str, tokens_N: np.ndarray, documents_D3: np.
         name: beginning of the names of its files.
         tokens_N: token ids.
         documents_D3: documents, as the module describes them.
-        position: position of the first token in the split.
 
     Raises:
         OSError: the disk is full; the manifest names only complete shards, so the corpus stays valid.
     """
-    documents = int((documents_D3[:, 0] >= position).sum())
-    shard = Shard(name=name, tokens=len(tokens_N), documents=documents, tokens_sha256="", documents_sha256="")
+    shard = Shard(name=name, tokens=len(tokens_N), tokens_sha256="", documents_sha256="")
 
     # Write the files first, because the checksums are computed from them.
     tokens_file, documents_file = shard.files(folder)

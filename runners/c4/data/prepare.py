@@ -151,7 +151,7 @@ def _extend(
         ):
             shards = part.shards
             if len(tokens_N):
-                shards += (write_shard(folder, f"{split}-{len(shards):05}", tokens_N, documents_D3, part.tokens),)
+                shards += (write_shard(folder, f"{split}-{len(shards):05}", tokens_N, documents_D3),)
 
             # Leave out files that were only read ahead, because how far that goes depends on where this call began.
             ended = [n for n, end in zip(lines, accumulate(lines), strict=True) if complete or end <= last]

@@ -68,7 +68,7 @@ def corpus(train: int, validation: int, asked: int, complete: bool = True) -> Co
     """A corpus of so many tokens, of which a run asks for ``asked`` to train and for all to validate."""
 
     def part(tokens: int) -> Part:
-        shard = Shard(name="", tokens=tokens, documents=1, tokens_sha256="", documents_sha256="")
+        shard = Shard(name="", tokens=tokens, tokens_sha256="", documents_sha256="")
         return Part(shards=(shard,), complete=complete)
 
     splits = {"train": part(train), "validation": part(validation)}

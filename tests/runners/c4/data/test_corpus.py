@@ -30,7 +30,7 @@ def corpus_of(folder: Path, asked: int = 10**9, tokens_N: np.ndarray = TOKENS_N)
         end = min(begin + SHARD, len(tokens_N))
         rows = [(STARTS[n], 3 * n, 0) for n in range(len(LENGTHS)) if STARTS[n] < end and STARTS[n + 1] > begin]
         documents_D3 = np.array(rows, np.int64).reshape(-1, 3)
-        shards.append(write_shard(folder, f"train-{begin}", tokens_N[begin:end], documents_D3, begin))
+        shards.append(write_shard(folder, f"train-{begin}", tokens_N[begin:end], documents_D3))
     splits = {"train": Part(shards=tuple(shards)), "validation": Part()}
     manifest = Manifest(tokenizer="", vocab_size=2**16, end_of_text=0, sources={}, splits=splits)
     return Corpus(folder=folder, manifest=manifest, asked={"train": asked, "validation": 0})
