@@ -204,7 +204,7 @@ def write_lines(path: Path, contents: Iterable[Mapping[str, Any]]) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
-def read_lines(path: Path, remedy: str = AGAIN) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects in the lines of a file without their checksums.
 
     Raises:
@@ -215,7 +215,7 @@ def read_lines(path: Path, remedy: str = AGAIN) -> list[dict[str, Any]]:
         try:
             found.append(_unseal(json.loads(line.decode())))
         except (ValueError, AttributeError) as error:
-            raise damaged(path, f"line {number}: {error}", remedy) from error
+            raise damaged(path, f"line {number}: {error}") from error
     return found
 
 

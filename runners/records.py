@@ -34,7 +34,6 @@ RECORD = "record.json"
 """Name of the file in the folder of a run."""
 LANGUAGE_MODEL = "language-model"
 """The task of language models."""
-REMEDY = "delete it and run the same command again"
 
 Columns = dict[str, list[Any]]
 """A small table by its columns, from which ``pandas.DataFrame`` makes one."""
@@ -155,8 +154,8 @@ def read(folder: Path) -> Record | None:
     Raises:
         DamagedFileError: the file is damaged, or no record.
     """
-    content = read_json(folder / RECORD, REMEDY)
-    return None if content is None else validated(folder / RECORD, Record, content, REMEDY)
+    content = read_json(folder / RECORD)
+    return None if content is None else validated(folder / RECORD, Record, content)
 
 
 def write_all(file: Path, found: Iterable[Record]) -> None:
@@ -180,8 +179,8 @@ def read_all(*places: str | Path) -> list[tuple[Path, Record]]:
 
     found = []
     for file in dict.fromkeys(files):
-        contents = read_lines(file, REMEDY) if file.suffix == ".jsonl" else [read_json(file, REMEDY)]
-        found += [(file, validated(file, Record, content, REMEDY)) for content in contents]
+        contents = read_lines(file) if file.suffix == ".jsonl" else [read_json(file)]
+        found += [(file, validated(file, Record, content)) for content in contents]
     return found
 
 

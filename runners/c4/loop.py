@@ -109,8 +109,8 @@ class Loop:
                 asked_now = loss.new_tensor(float(bool(asked)))
                 mean_loss, grad_norm, stop = world.mean(torch.stack([loss, norm, asked_now])).tolist()
                 if not (math.isfinite(mean_loss) and math.isfinite(grad_norm)):
-                    what = f"the gradient's norm {grad_norm}, at loss {mean_loss:.4f},"
-                    what = what if math.isfinite(mean_loss) else f"loss {mean_loss}"
+                    of_gradient = f"the gradient's norm {grad_norm}, at loss {mean_loss:.4f},"
+                    what = of_gradient if math.isfinite(mean_loss) else f"loss {mean_loss}"
                     if step == 0:  # no learning rate has had an effect yet
                         raise RunError(f"{what} is not finite before any training: correct the layer")
                     raise DivergedError(f"{what} is not finite at step {step + 1}: lower --lr")
