@@ -296,9 +296,7 @@ def _checksum_of(tensors: Mapping[str, Tensor]) -> str:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[Any]:
-    """Open a safetensors file; turn errors of its format into DamagedFileError, and name it in those of the system."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    """Open a safetensors file; turn errors of its format into DamagedFileError."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file

@@ -68,8 +68,7 @@ class Progress(TrainingDisplay):
 
     def finished(self, record: Record) -> None:
         """The run is finished and its record is written."""
-        of_splits = record.metrics.items()
-        figures = {f"{split}.{name}": y for split, of_split in of_splits for name, y in of_split.items()}
+        figures = {f"{split}.{name}": y for split, found in record.metrics.items() for name, y in found.items()}
         self.close_logs([{**figures, "seconds": record.seconds, "diverged_step": record.diverged_step}])
         self.close()
 

@@ -21,8 +21,6 @@ class Display(TrainingDisplay):
     the chosen point; those of a study are a group.
     """
 
-    _figures = ""
-
     def started(self, experiment: Experiment, runs: Sequence[Run], waiting: int) -> None:
         """Open the bar of an ensemble, and a W&B run for each member; ``waiting`` runs of the grid have not begun."""
         seeds = sorted({run.seed for run in runs})
@@ -64,10 +62,9 @@ class Display(TrainingDisplay):
         self._bars.update(task.id, completed=step)
         speed = f"{task.speed:.2f} steps/s" if task.speed else ""
         figures = [*filter(None, (self._figures, speed))]
-        if figures:
-            left = [f"{spell(task.time_remaining)} left"] if task.time_remaining else []
-            line = f"{task.description}: step {step} of {task.total:.0f}: {'  '.join(figures + left)}"
-            self.move_bar(step, "  ".join(figures), line)
+        left = [f"{spell(task.time_remaining)} left"] if task.time_remaining else []
+        line = f"{task.description}: step {step} of {task.total:.0f}: {'  '.join(figures + left)}"
+        self.move_bar(step, "  ".join(figures), line)
 
     def finished(self, results: Sequence[Result]) -> None:
         """Close the bar, and the W&B runs with what the kept parameters reach."""

@@ -31,9 +31,8 @@ LONGEST = 45.0
 def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
     """Print a line for each layer: its costs, its family, and where there is room its paper."""
     rows = []
-    with console.status("counting") as status:
+    with console.status("counting"):
         for choice in choices:
-            status.update(f"counting {choice.label}")
             paper = (choice.layer.paper or "").partition(";")[0].rpartition(", ")[2]
             rows.append([choice.label, *_cells(choice), choice.layer.family, paper])
     headings = ["params", *(heading.replace("\n", " ").removesuffix(" / token") for heading in COSTS[1:])]
@@ -48,11 +47,10 @@ def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
 def print_plan(experiments: Sequence[Experiment], options: Options, console: Console) -> None:
     """Print a row for each experiment: its finished runs, its steps and costs; and how long the others take here."""
     rows = []
-    with console.status("counting") as status:
+    with console.status("counting"):
         for setting, of_task in groupby(experiments, lambda e: setting_of(e.task, e.difficulty)):
             rows.append([setting, *[""] * (2 + len(COSTS))])
             for experiment in of_task:
-                status.update(f"counting {experiment.label} on {setting}")
                 finished = sum(is_finished(experiment.folder_of(run, options.out)) for run in options.runs)
                 counts = f"{finished:,} / {len(options.runs):,}", f"{experiment.steps:,}"
                 name = f"  {experiment.label}\n    {experiment.facts['remark'] or ''}".rstrip()

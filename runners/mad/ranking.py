@@ -334,11 +334,8 @@ def _differences(row: Row, other: Row, seeds: int) -> list[str]:
     if row["chosen"]:  # else none was chosen to be repeated, and the number of seeds says nothing
         pairs["seeds"] = len(row["seeds"]), seeds
 
-    def words(value: Any) -> str:
-        return f"{value:,}" if isinstance(value, int) else str(value)
-
     return [
-        f"{name.replace('_', '-')} {words(mine)} (theirs {words(theirs)})"
+        f"{name.replace('_', '-')} {mine} (theirs {theirs})"
         for name, (mine, theirs) in pairs.items()
         if json.dumps(mine) != json.dumps(theirs)
     ]

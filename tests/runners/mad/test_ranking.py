@@ -113,7 +113,7 @@ def test_times_are_compared_where_both_were_trained_on_one_device() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"steps": 600}, "steps 600 (theirs 20,000)"),
+        ({"steps": 600}, "steps 600 (theirs 20000)"),
         ({"width": 64, "mlp_width": 128}, "width 64 (theirs 128), mlp-width 128 (theirs 512)"),
         ({"task_config": {"length": 48, "eval_examples": 1280}}, "length 48 (theirs 40)"),
         ({"optimizer": {"beta1": 0.9, "beta2": 0.95}}, "beta2 0.95 (theirs 0.98)"),
