@@ -1,10 +1,10 @@
-"""The devices that PyTorch sees, their names, and what fits into their memory."""
+"""The devices that PyTorch sees, their names, CUDA graphs, and what fits into their memory."""
 
 import ctypes
 import os
 import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
@@ -56,6 +56,24 @@ def shared_threads(places: Sequence[torch.device]) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def captured(run: Callable[[], object]) -> Callable[[], None]:
+    """Return the replay of a pass that is captured as a CUDA graph.
+
+    It is warmed up on a side stream before (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
 
 
 def device_name(device: torch.device) -> str:

@@ -49,11 +49,7 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
         finally:
             sys.stdout.flush()
 
-    except KeyboardInterrupt as error:
-        from mixers.origin import is_raised_by_user  # imports PyTorch, as most programs have done by now
-
-        if is_raised_by_user(error):
-            fail(_unexpected(error))
+    except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
 
@@ -67,7 +63,7 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
         raise SystemExit(1) from None
 
     except (Exception, SystemExit) as error:
-        from mixers.origin import is_raised_by_user, origin
+        from mixers.origin import is_raised_by_user, origin  # imports PyTorch, as most programs have done by now
         from runners.device import lacks_memory
 
         # The project ends programs, too; a layer that does so would end them with status 0 and no word.
@@ -94,15 +90,6 @@ def user_errors(*kinds: type[Exception]) -> Iterator[None]:
         full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         advice = ": free some space, then the same command resumes" if full else ""
         fail(" ".join(f"{where(error)}{error}".split()) + advice)
-
-
-@contextmanager
-def exits_are_errors() -> Iterator[None]:
-    """Raise a ValueError where a user's code ends the program, which a caller in Python would not notice."""
-    try:
-        yield
-    except SystemExit as error:
-        raise ValueError(_unexpected(error)) from error
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, TypeVar
 
 import torch
@@ -87,12 +86,9 @@ def typed(kind: type[T], content: Any) -> T:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Return in words the first entry that is missing or wrong, with its value if that is short."""
+    """Return the first entry that is missing or wrong, and what pydantic says of it."""
     first = error.errors()[0]
-    fault = "it holds no named entries" if first["type"] == "dataclass_type" else first["msg"].lower()
-    if isinstance(first["input"], str | int | float | None):
-        fault += f", not {shorten(repr(first['input']), 40)}"
-    return "".join(f"{part}: " for part in first["loc"]) + fault
+    return "".join(f"{part}: " for part in first["loc"]) + first["msg"].lower()
 
 
 def rounded(figure: float) -> float:
@@ -132,16 +128,6 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def make_durable(path: Path) -> None:
-    """Wait until a file and its name are on the disk, so that what it was made from can be deleted."""
-    for place in (path, path.parent):
-        handle = os.open(place, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 @contextmanager
@@ -218,7 +204,7 @@ def write_lines(path: Path, contents: Iterable[Mapping[str, Any]]) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
-def read_lines(path: Path, remedy: str = AGAIN) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects in the lines of a file without their checksums.
 
     Raises:
@@ -229,7 +215,7 @@ def read_lines(path: Path, remedy: str = AGAIN) -> list[dict[str, Any]]:
         try:
             found.append(_unseal(json.loads(line.decode())))
         except (ValueError, AttributeError) as error:
-            raise damaged(path, f"line {number}: {error}", remedy) from error
+            raise damaged(path, f"line {number}: {error}") from error
     return found
 
 
@@ -301,12 +287,8 @@ def _checksum_of(tensors: Mapping[str, Tensor]) -> str:
     def of_values(name: str) -> str:
         return checksum(tensors[name].reshape(-1).view(torch.uint8).numpy())
 
-    # Threads share the work, because zlib releases Python's lock; to start them takes longer than a MiB.
-    if sum(tensor.nbytes for tensor in tensors.values()) <= 2**20:
-        values = [*map(of_values, names)]
-    else:
-        with ThreadPoolExecutor() as pool:
-            values = [*pool.map(of_values, names)]
+    with ThreadPoolExecutor() as pool:  # threads share the work, because zlib releases Python's lock
+        values = [*pool.map(of_values, names)]
 
     described = [(name, str(tensors[name].dtype), list(tensors[name].shape)) for name in names]
     return checksum(json.dumps([described, values]).encode())
@@ -314,9 +296,7 @@ def _checksum_of(tensors: Mapping[str, Tensor]) -> str:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[Any]:
-    """Open a safetensors file; turn errors of its format into DamagedFileError, and name it in those of the system."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    """Open a safetensors file; turn errors of its format into DamagedFileError."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file

@@ -63,8 +63,9 @@ def run_on_all_gpus(module: str, arguments: Sequence[str]) -> bool:
     statuses = [process.returncode for process in processes]
     for gpu, status in zip(visible, statuses, strict=True):
         if status < 0:
-            said = f"the process of GPU {gpu} was ended by signal {-status}: give the same command again"
-            print(said, file=sys.stderr)
+            print(
+                f"the process of GPU {gpu} was ended by signal {-status}: give the same command again", file=sys.stderr
+            )
     if ended := [status for status in statuses if status > 1]:
         raise SystemExit(ended[0])
     return not any(statuses)

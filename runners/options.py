@@ -178,14 +178,10 @@ def path_of(word: str) -> Path:
     """Return the path that a word names.
 
     Raises:
-        ValueError: it is empty, which would be the current folder, or not UTF-8, which some libraries refuse.
+        ValueError: it is empty, which would be the current folder.
     """
     if not word:
         raise ValueError("a path is empty: name a file or a folder (. is the current folder)")
-    try:
-        word.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"path {word!r} is not UTF-8: give it another name") from error
     return Path(word)
 
 

@@ -1,7 +1,7 @@
 """What is shown of a training: bars, lines in a log, and runs of Weights & Biases; and times in words."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Self, TypeVar
@@ -114,10 +114,10 @@ class TrainingDisplay:
         for task in self._bars.tasks:
             self._bars.remove_task(task.id)
 
-    def open_log(self, settings: Callable[[], dict[str, Any]]) -> None:
+    def open_log(self, **settings: Any) -> None:
         """Open a W&B run with the arguments of ``Tracking.open_run``, unless the mode is ``disabled``."""
         if self.tracking.wandb != "disabled":
-            self._logs.append(self.tracking.open_run(**settings()))
+            self._logs.append(self.tracking.open_run(**settings))
 
     def log(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
         """Log the figures of each open W&B run at a step."""

@@ -10,7 +10,7 @@ A file carries a checksum of each record, which is checked on reading.
 
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib.metadata import version
@@ -34,7 +34,6 @@ RECORD = "record.json"
 """Name of the file in the folder of a run."""
 LANGUAGE_MODEL = "language-model"
 """The task of language models."""
-REMEDY = "delete it and run the same command again"
 
 Columns = dict[str, list[Any]]
 """A small table by its columns, from which ``pandas.DataFrame`` makes one."""
@@ -155,8 +154,8 @@ def read(folder: Path) -> Record | None:
     Raises:
         DamagedFileError: the file is damaged, or no record.
     """
-    content = read_json(folder / RECORD, REMEDY)
-    return None if content is None else validated(folder / RECORD, Record, content, REMEDY)
+    content = read_json(folder / RECORD)
+    return None if content is None else validated(folder / RECORD, Record, content)
 
 
 def write_all(file: Path, found: Iterable[Record]) -> None:
@@ -180,8 +179,8 @@ def read_all(*places: str | Path) -> list[tuple[Path, Record]]:
 
     found = []
     for file in dict.fromkeys(files):
-        contents = read_lines(file, REMEDY) if file.suffix == ".jsonl" else [read_json(file, REMEDY)]
-        found += [(file, validated(file, Record, content, REMEDY)) for content in contents]
+        contents = read_lines(file) if file.suffix == ".jsonl" else [read_json(file)]
+        found += [(file, validated(file, Record, content)) for content in contents]
     return found
 
 
@@ -196,13 +195,6 @@ def load(*places: str | Path) -> pd.DataFrame:
         DamagedFileError: a file is damaged.
     """
     return table_of(read_all(*places))
-
-
-def name_older(out: Path, say: Callable[[str], object]) -> None:
-    """Say that a results folder has results of older versions, which are neither read nor changed, if it has."""
-    patterns = "studies.journal", "runs/*/config.json", "c4/*/result.json"
-    if found := [pattern for pattern in patterns if any(out.glob(pattern))]:
-        say(f"{out} has results of an older version ({', '.join(found)}), which stay as they are and are not read")
 
 
 def table_of(found: Sequence[tuple[Path, Record]]) -> pd.DataFrame:

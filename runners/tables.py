@@ -22,8 +22,6 @@ FOOTNOTE = (
 )
 UNLIMITED = 1000
 """Width of a console on which every table fits."""
-LEAD = re.compile(r"[\s→]*")
-"""What stands before the name of a layer in a table."""
 BREAKS = re.compile(r"(?<=[.:-])(?=[^\W\d])|(?<=\s)(?=\S)")
 """Where a name may be broken: before words, not before digits, which may belong to a number."""
 
@@ -42,8 +40,7 @@ class Name:
         """Yield the lines for the width of the column."""
         width = options.max_width
         for line in self.text.splitlines():
-            found = LEAD.match(line)
-            lead = found.group() if found else ""
+            lead = line[: len(line) - len(line.lstrip(" →"))]
             part, indent, parts = lead, len(lead) + 2, []
             for word in BREAKS.split(line[len(lead) :]):  # a word that does not fit stands alone
                 if part != lead and len((part + word).rstrip()) > width:

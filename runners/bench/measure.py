@@ -29,7 +29,7 @@ from mixers.ops.numerics import product_precision
 from mixers.options import option_of, override
 from mixers.registry import find_mixer
 from mixers.rt.dispatch import Chosen, choose
-from runners.device import device_name, find_devices, lacks_memory
+from runners.device import captured, device_name, find_devices, lacks_memory
 from runners.ending import user_errors
 from runners.files import write_json
 from runners.options import flag_of, parse, peek
@@ -220,24 +220,6 @@ def layer_pass(
         results[:] = (z.detach(), *(torch.autograd.grad(z, leaves, dz.to(z.dtype)) if backward else ()))
 
     return run, results
-
-
-def captured(run: Callable[[], object]) -> Callable[[], None]:
-    """Return the replay of a pass that is captured as a CUDA graph.
-
-    It is warmed up on a side stream before (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
-    """
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run()
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
 
 
 def random_pass(

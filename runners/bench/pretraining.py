@@ -33,7 +33,6 @@ from runners.bench.measure import (
     Outcome,
     Pass,
     Record,
-    captured,
     check,
     options_and_device,
     random_pass,
@@ -43,6 +42,7 @@ from runners.c4.config import HEAD_WIDTH, Config
 from runners.c4.distributed import World
 from runners.c4.model import build as build_model
 from runners.c4.step import ModelStepper
+from runners.device import captured
 from runners.ending import user_errors
 
 LEARNING_RATE = 1e-6

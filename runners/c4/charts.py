@@ -10,10 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from runners.records import Record
-from runners.style import label_ends, styles, write_chart
-
-FEW = 4
-"""Largest number of models that are named at the ends of their lines instead of in a legend."""
+from runners.style import styles, write_chart
 
 
 def plot_curves(groups: Mapping[str, Sequence[Record]], path: Path) -> None:
@@ -25,25 +22,22 @@ def plot_curves(groups: Mapping[str, Sequence[Record]], path: Path) -> None:
         path: PNG file to write.
     """
     figure = Figure(figsize=(9, 5), layout="constrained")
-    axes, few, look = figure.subplots(), len(groups) <= FEW, styles(list(groups))
-    lines, ends = {}, []
+    axes, look = figure.subplots(), styles(list(groups))
+    lines = {}
     for label, group in groups.items():
         name = label.replace("$", r"\$")  # what users write is no formula
         style: dict[str, Any] = {"color": look[label].color, "linestyle": look[label].line}
         for record in group:
             tokens = np.array(record.curve["step"]) * record.batch_size * record.settings["seq_len"]
             axes.plot(tokens, record.curve["train_loss"], **style, linewidth=0.6, alpha=0.5)
-            (lines[name],) = axes.plot(tokens, record.curve["loss"], **style, marker="o", markersize=3)
-        if last := [record.curve["loss"][-1] for record in group if record.curve["loss"]]:
-            of_seeds = f" (mean of {len(last)})" if len(last) > 1 else ""
-            ends.append((f"{name} {fmean(last):.3f}{of_seeds}", tokens[-1], fmean(last), look[label].color))
+            (line,) = axes.plot(tokens, record.curve["loss"], **style, marker="o", markersize=3)
+        last = [record.curve["loss"][-1] for record in group if record.curve["loss"]]
+        mean = f" {fmean(last):.3f}" if last else ""
+        lines[name + mean + f" (mean of {len(last)})" * (len(last) > 1)] = line
 
-    # Few models are named at the ends of their lines.
+    # A dash and a dot need long handles.
     axes.set(xscale="log", xlabel="tokens", ylabel="cross-entropy (nats per token)")
-    if few:
-        label_ends(axes, ends, size=7)
-    else:  # a dash and a dot need long handles
-        axes.legend(lines.values(), lines, fontsize=7, handlelength=4, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    axes.legend(lines.values(), lines, fontsize=7, handlelength=4, loc="upper left", bbox_to_anchor=(1.01, 1.0))
     axes.set_title(f"validation loss, and training loss (thin), of {sum(map(len, groups.values()))} runs", fontsize=10)
     axes.grid(alpha=0.3)
     write_chart(figure, path)

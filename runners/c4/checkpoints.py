@@ -13,12 +13,12 @@ A checkpoint is complete or absent. It holds whole tensors, so any number of pro
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -33,7 +33,6 @@ from runners.files import DamagedFileError, checksum, damaged, load_info, load_t
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-T = TypeVar("T")
 KEPT = 2
 """Number of checkpoints that are kept: the newest ones."""
 CURVE = "curve"
@@ -101,24 +100,23 @@ def newest(folder: Path) -> Path | None:
     return next(iter(checkpoints_of(folder)), None)
 
 
-def load_newest(folder: Path, load: Callable[[Path], T], speaks: bool = True) -> T | None:
+def load_newest(folder: Path, speaks: bool = True) -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
     """Load the newest intact checkpoint in a run's folder; print a line if a damaged one is skipped.
 
     Args:
         folder: folder of the run.
-        load: loads a checkpoint; raises DamagedFileError if the run cannot continue from it.
         speaks: whether this process prints.
 
     Returns:
-        The result of ``load``; None if there is no checkpoint.
+        Its file, its tensors and the description of the run; None if there is no checkpoint.
 
     Raises:
-        DamagedFileError: ``load`` raised it for all checkpoints.
+        DamagedFileError: all are damaged.
     """
     paths = checkpoints_of(folder)
     for path, earlier in zip_longest(paths, paths[1:]):
         try:
-            return load(path)
+            return path, *load_tensors(path)
         except DamagedFileError as error:
             if earlier is None:
                 raise
@@ -234,16 +232,16 @@ def load_run(path: Path) -> tuple[LanguageModel, "Tokenizer"]:
 
 def find_checkpoint(path: Path | str) -> tuple[Path, dict[str, Any]]:
     """Return a checkpoint file and its description of the run; arguments and errors are those of ``load_run``."""
-    path, checkpoint = Path(path), None
-    if path.is_dir():
-        checkpoint = load_newest(path, lambda file: (file, load_tensors(file)[1]))
-    elif path.is_file() and path.suffix == ".safetensors":
-        checkpoint = path, load_info(path)
-    if checkpoint is None:
+    file, info = Path(path), None
+    if file.is_dir() and (newest := load_newest(file)) is not None:
+        file, _, info = newest
+    elif file.is_file() and file.suffix == ".safetensors":
+        info = load_info(file)
+    if info is None:
         raise ValueError(f"no checkpoint at {path}: give a run's folder (results/c4/...) or a step-*.safetensors file")
-    if "corpus" not in checkpoint[1] or "tokenizer_checksum" not in checkpoint[1]["corpus"]:
-        raise ValueError(f"{checkpoint[0]} is no checkpoint of this version: give a run's folder (results/c4/...)")
-    return checkpoint
+    if "corpus" not in info or "tokenizer_checksum" not in info["corpus"]:
+        raise ValueError(f"{file} is no checkpoint of this version: give a run's folder (results/c4/...)")
+    return file, info
 
 
 def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

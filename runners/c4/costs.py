@@ -78,8 +78,7 @@ def known_figures(config: Config, options: dict[str, Any], vocab_size: int) -> d
     """
     parameters, tables = model_parameters(config, options, vocab_size)
     flops = flops_per_token(config, options, vocab_size)
-    known = {"parameters": parameters, "parameters_without_embeddings": parameters - tables, "flops_per_token": flops}
-    return {**known, "family": layer_of(config, options)[0].family}
+    return {"parameters": parameters, "parameters_without_embeddings": parameters - tables, "flops_per_token": flops}
 
 
 def model_parameters(config: Config, options: dict[str, Any], vocab_size: int) -> tuple[int, int]:

@@ -24,11 +24,7 @@ from runners.c4.distributed import World, whole
 from runners.c4.evaluation.evaluate import log_spaced, validation_loss, windows_together
 from runners.c4.model import build
 from runners.c4.step import ModelStepper, learning_rate
-from runners.files import load_tensors
 from runners.interrupt import StoppedError, asked_to_stop
-
-NAMED_DOCUMENTS = 8
-"""Largest number of documents named in the message of a diverged run."""
 
 
 class RunError(RuntimeError):
@@ -75,8 +71,8 @@ class Loop:
 
         # Steps done.
         self.rows: list[StepRow] = []
-        if (newest := load_newest(folder, load_tensors, world.is_first)) is not None:
-            tensors, _ = newest
+        if (newest := load_newest(folder, world.is_first)) is not None:
+            _, tensors, _ = newest
             self.rows = rows_of(tensors)
             restore(folder, tensors, self.stepper.objective, self.stepper.optimizer)
         self.stepper.keep_gradients()
@@ -113,11 +109,11 @@ class Loop:
                 asked_now = loss.new_tensor(float(bool(asked)))
                 mean_loss, grad_norm, stop = world.mean(torch.stack([loss, norm, asked_now])).tolist()
                 if not (math.isfinite(mean_loss) and math.isfinite(grad_norm)):
-                    what = f"the gradient's norm {grad_norm}, at loss {mean_loss:.4f},"
-                    what = what if math.isfinite(mean_loss) else f"loss {mean_loss}"
+                    of_gradient = f"the gradient's norm {grad_norm}, at loss {mean_loss:.4f},"
+                    what = of_gradient if math.isfinite(mean_loss) else f"loss {mean_loss}"
                     if step == 0:  # no learning rate has had an effect yet
                         raise RunError(f"{what} is not finite before any training: correct the layer")
-                    raise self._diverged(what)
+                    raise DivergedError(f"{what} is not finite at step {step + 1}: lower --lr")
 
                 # Speed and memory.
                 seconds = time.perf_counter() - started
@@ -141,7 +137,7 @@ class Loop:
                     with whole(stepper.objective):
                         measured = validation_loss(model, data, tokens, together, world.device, world.rank, world.size)
                     if not math.isfinite(measured):
-                        raise self._diverged(f"validation loss {measured}")
+                        raise DivergedError(f"validation loss {measured} is not finite at step {row.step}: lower --lr")
                     row = replace(row, validation_loss=measured)
                 self.rows.append(row)
                 if world.is_first:
@@ -157,10 +153,3 @@ class Loop:
             if world.any(bool(asked)):
                 raise StoppedError(config.steps, asked)
         return self.rows
-
-    def _diverged(self, what: str) -> DivergedError:
-        """Return the error that says that ``what`` is not finite after the step that was just done."""
-        step = len(self.rows) + 1
-        documents = self.windows.documents(step - 1, self.config.batch_size)
-        named = ", ".join(documents[:NAMED_DOCUMENTS]) + " and others" * (len(documents) > NAMED_DOCUMENTS)
-        return DivergedError(f"{what} is not finite at step {step}, with the batch of documents {named}: lower --lr")

@@ -33,10 +33,9 @@ from runners.c4.model import layer_of
 from runners.c4.progress import Progress
 from runners.c4.train import loss_of, train
 from runners.device import require_memory
-from runners.ending import exits_are_errors
 from runners.options import applicable, from_keywords
 from runners.progress import open_console
-from runners.records import Record, name_older, read_all
+from runners.records import Record, read_all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,6 @@ class Result:
         return pd.read_csv(self.folder / "curve.csv").to_dict("records")
 
 
-@exits_are_errors()
 def pretrain(
     mixer: str | type[nn.Module] = "rt",
     *,
@@ -194,7 +192,6 @@ def train_config(config: Config, options: dict[str, Any], here: World, console: 
     require_shared(config.out, here)
     if here.is_first:
         config.log_in()
-    name_older(config.out, partial(console.print, soft_wrap=True))
     corpus = corpus_of(config, console)
 
     # Training.

@@ -34,19 +34,14 @@ class Progress(TrainingDisplay):
         self.open_bar(name, self._steps, done)
 
         # Seeds and the points of a search form a group, named after model and number of steps.
-        def log() -> dict[str, Any]:
-            group = f"{name.partition('-lr')[0]} {self._steps} steps of {config['batch_size']} × {config['seq_len']}"
-            facts = config | {key: value for key, value in info.items() if key != "config"}
-            return {
-                "project": "c4",
-                "job_type": "pretraining",
-                "group": group,
-                "name": name,
-                "run_id": name,
-                "config": facts,
-            }
-
-        self.open_log(log)
+        self.open_log(
+            project="c4",
+            job_type="pretraining",
+            group=f"{name.partition('-lr')[0]} {self._steps} steps of {config['batch_size']} × {config['seq_len']}",
+            name=name,
+            run_id=name,
+            config=config | {key: value for key, value in info.items() if key != "config"},
+        )
 
     def stepped(self, row: StepRow) -> None:
         """Advance the bar; print a line if the step was evaluated, or if one is due in a log."""
@@ -73,8 +68,7 @@ class Progress(TrainingDisplay):
 
     def finished(self, record: Record) -> None:
         """The run is finished and its record is written."""
-        of_splits = record.metrics.items()
-        figures = {f"{split}.{name}": y for split, of_split in of_splits for name, y in of_split.items()}
+        figures = {f"{split}.{name}": y for split, found in record.metrics.items() for name, y in found.items()}
         self.close_logs([{**figures, "seconds": record.seconds, "diverged_step": record.diverged_step}])
         self.close()
 

@@ -20,7 +20,6 @@ from runners.mad.preview import print_duration
 from runners.mad.profile import Profile, profile_score, seed_scores, train_profiles
 from runners.mad.ranking import ranking
 from runners.mad.search import prepare, print_and_rank, train_studies
-from runners.mad.training.protocol import Run
 from runners.options import from_keywords
 from runners.progress import open_console
 from tasks import TASKS
@@ -104,11 +103,6 @@ class Study:
             ],
             ignore_index=True,
         )
-
-    @property
-    def runs(self) -> list[Run]:
-        """All runs of the grid, and those that repeat the chosen point."""
-        return [Run(**row) for row in self.table[["lr", "weight_decay", "seed"]].to_dict("records")]
 
     @cached_property
     def model(self) -> nn.Module:

@@ -49,22 +49,23 @@ def plot_comparison(found: pd.DataFrame, table: pd.DataFrame, file: Path) -> Non
                 for end in ("", LOW, HIGH)
                 for kind in KINDS
             }
-            line = {
-                "task": row["task"],
-                "difficulty": row["difficulty"],
-                "split": split,
-                "layer": row["label"],
-                **{name: row[name] for name in TRAINED},
-                "options": json.dumps(row["mixer_config"]),
-                **columns,
-                "seeds": len(row["seeds"]),
-                "failure": "" if row["chosen"] else "diverged",
-                **(limits if split == "test" else dict.fromkeys(limits)),
-                **{name: row[name] for name in ("steps", "preset", "parameters")},
-                **{f"state_{length}": (row["state"] or {}).get(str(length)) for length in LENGTHS},
-                f"flops_per_token_{LENGTHS[0]}": (row["flops_per_token"] or {}).get(str(LENGTHS[0])),
-            }
-            lines.append(line)
+            lines.append(
+                {
+                    "task": row["task"],
+                    "difficulty": row["difficulty"],
+                    "split": split,
+                    "layer": row["label"],
+                    **{name: row[name] for name in TRAINED},
+                    "options": json.dumps(row["mixer_config"]),
+                    **columns,
+                    "seeds": len(row["seeds"]),
+                    "failure": "" if row["chosen"] else "diverged",
+                    **(limits if split == "test" else dict.fromkeys(limits)),
+                    **{name: row[name] for name in ("steps", "preset", "parameters")},
+                    **{f"state_{length}": (row["state"] or {}).get(str(length)) for length in LENGTHS},
+                    f"flops_per_token_{LENGTHS[0]}": (row["flops_per_token"] or {}).get(str(LENGTHS[0])),
+                }
+            )
     shown = pd.DataFrame(lines)
     write_atomically(file.with_suffix(".csv"), lambda temporary: shown.to_csv(temporary, index=False))
 
@@ -119,7 +120,10 @@ def draw_dots(found: pd.DataFrame) -> Figure:
             tick.set_fontweight("bold" if label in own else "normal")
     meaning = "\nlarge: tokens, hollow: sequences; lines: 95% intervals; dotted: chance by tokens, solid: ceiling"
     star = "\n" + STAR.removeprefix("; ") if (found["edge"] == "largest").any() else ""
-    figure.suptitle(title(found) + meaning + star, fontsize=9)
+    steps, seeds = sorted({*found["steps"]}), sorted({*found["seeds"].map(len)})
+    length, count = (" to ".join(f"{n:,}" for n in dict.fromkeys((of[0], of[-1]))) for of in (steps, seeds))
+    title = f"test accuracy after {length} steps, {count} seed{'s' * (seeds[-1] > 1)}"
+    figure.suptitle(title + meaning + star, fontsize=9)
     return figure
 
 
@@ -157,13 +161,6 @@ def draw_curves(found: pd.DataFrame, table: pd.DataFrame) -> Figure | None:
     handles = [Line2D([], [], label=label, **looks) for label, looks in drawn.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 3), fontsize=8)
     return figure
-
-
-def title(found: pd.DataFrame) -> str:
-    """Return the first line of a chart's title: figure, number of steps, and number of seeds."""
-    steps, seeds = sorted({*found["steps"]}), sorted({*found["seeds"].map(len)})
-    length, count = (" to ".join(f"{n:,}" for n in dict.fromkeys((of[0], of[-1]))) for of in (steps, seeds))
-    return f"test accuracy after {length} steps, {count} seed{'s' * (seeds[-1] > 1)}"
 
 
 def _broken(name: str) -> str:

@@ -54,13 +54,10 @@ def check(
             said = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise ValueError(f"task {experiment.task!r}: {where(error)}{said}") from error
 
-    # Warnings about parameters follow once all layers have passed.
-    unused, ready = [], []
+    ready = []
     for experiment in experiments:  # one after another, as only the data of one is in memory
-        unused.append((experiment.mixer, check_layer(experiment, device)))
+        warn_unused(experiment.mixer, check_layer(experiment, device))
         ready.append(as_in_training(experiment, device, say))
-    for mixer, names in unused:
-        warn_unused(mixer, names)
     return ready
 
 

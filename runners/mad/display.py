@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -22,8 +21,6 @@ class Display(TrainingDisplay):
     the chosen point; those of a study are a group.
     """
 
-    _figures = ""
-
     def started(self, experiment: Experiment, runs: Sequence[Run], waiting: int) -> None:
         """Open the bar of an ensemble, and a W&B run for each member; ``waiting`` runs of the grid have not begun."""
         seeds = sorted({run.seed for run in runs})
@@ -35,7 +32,7 @@ class Display(TrainingDisplay):
 
         for run in runs:
             kind = ("diagnostics", f"lr {run.lr:g} wd {run.weight_decay:g} seed {run.seed}")
-            self.open_log(partial(log_of, experiment, *kind, f"{run.lr}-{run.weight_decay}-{run.seed}", asdict(run)))
+            self.open_log(**log_of(experiment, *kind, f"{run.lr}-{run.weight_decay}-{run.seed}", asdict(run)))
 
     def resumed(self, step: int) -> None:
         """Say after which step the ensemble resumes; measure its speed from there."""
@@ -65,10 +62,9 @@ class Display(TrainingDisplay):
         self._bars.update(task.id, completed=step)
         speed = f"{task.speed:.2f} steps/s" if task.speed else ""
         figures = [*filter(None, (self._figures, speed))]
-        if figures:
-            left = [f"{spell(task.time_remaining)} left"] if task.time_remaining else []
-            line = f"{task.description}: step {step} of {task.total:.0f}: {'  '.join(figures + left)}"
-            self.move_bar(step, "  ".join(figures), line)
+        left = [f"{spell(task.time_remaining)} left"] if task.time_remaining else []
+        line = f"{task.description}: step {step} of {task.total:.0f}: {'  '.join(figures + left)}"
+        self.move_bar(step, "  ".join(figures), line)
 
     def finished(self, results: Sequence[Result]) -> None:
         """Close the bar, and the W&B runs with what the kept parameters reach."""
@@ -81,12 +77,8 @@ class Display(TrainingDisplay):
         """Log the chosen point of a study, with the means over its seeds, as a W&B run of its own."""
         (best,) = chosen(points(table)).to_dict("records")
         own = {name: best[name] for name in ("lr", "weight_decay", "seeds")}
-        self.open_log(partial(log_of, experiment, "chosen point", "chosen point", "chosen", own))
+        self.open_log(**log_of(experiment, "chosen point", "chosen point", "chosen", own))
         self.close_logs([{f"mean/{name}": y for name, y in best.items() if "." in str(name)}])
-
-    def waiting(self, runs: int) -> None:
-        """Show that other processes train the missing runs."""
-        self.open_bar(f"waiting for {runs} runs of other processes", None)
 
 
 def log_of(experiment: Experiment, job_type: str, name: str, ending: str, own: dict[str, Any]) -> dict[str, Any]:

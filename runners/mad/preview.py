@@ -4,12 +4,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from mixers.base import Shape
 from runners.device import find_devices, find_places, shared_threads
@@ -22,23 +19,20 @@ from runners.mad.training.protocol import Run
 from runners.mad.training.step import Stepper
 from runners.progress import spell
 from runners.runs import is_finished
-from runners.tables import COSTS, FOOTNOTE, Name, cost_cells, fits
+from runners.tables import COSTS, FOOTNOTE, cost_cells, fits
 from tasks.base import BLOCK
 
 STEPS = 3
 """Steps of each experiment that are timed, after a first one that is not."""
 LONGEST = 45.0
 """Seconds after which no further experiment is timed."""
-NARROW: dict[str, Any] = {"title_justify": "left", "box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False}
-"""Tables that hold long names at 80 columns."""
 
 
 def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
     """Print a line for each layer: its costs, its family, and where there is room its paper."""
     rows = []
-    with console.status("counting") as status:
+    with console.status("counting"):
         for choice in choices:
-            status.update(f"counting {choice.label}")
             paper = (choice.layer.paper or "").partition(";")[0].rpartition(", ")[2]
             rows.append([choice.label, *_cells(choice), choice.layer.family, paper])
     headings = ["params", *(heading.replace("\n", " ").removesuffix(" / token") for heading in COSTS[1:])]
@@ -52,21 +46,16 @@ def print_layers(choices: Sequence[LayerChoice], console: Console) -> None:
 
 def print_plan(experiments: Sequence[Experiment], options: Options, console: Console) -> None:
     """Print a row for each experiment: its finished runs, its steps and costs; and how long the others take here."""
-    table = Table(title="would be trained", **NARROW)
-    table.add_column("task\n  mixer", overflow="fold")
-    for heading in ("finished\n/ runs", "steps", *COSTS):
-        table.add_column(heading, justify="right")
-
-    with console.status("counting") as status:
+    rows = []
+    with console.status("counting"):
         for setting, of_task in groupby(experiments, lambda e: setting_of(e.task, e.difficulty)):
-            table.add_row(Name(setting))
+            rows.append([setting, *[""] * (2 + len(COSTS))])
             for experiment in of_task:
-                status.update(f"counting {experiment.label} on {setting}")
                 finished = sum(is_finished(experiment.folder_of(run, options.out)) for run in options.runs)
                 counts = f"{finished:,} / {len(options.runs):,}", f"{experiment.steps:,}"
                 name = f"  {experiment.label}\n    {experiment.facts['remark'] or ''}".rstrip()
-                table.add_row(Name(name), *counts, *_cells(experiment))
-    console.print(table)
+                rows.append([name, *counts, *_cells(experiment)])
+    console.print(printed_table(["task\n  mixer", "finished\n/ runs", "steps", *COSTS], rows))
     if options.more_seeds:
         console.print(f"then the chosen point of each experiment is repeated with {len(options.more_seeds)} more seeds")
 
@@ -89,35 +78,28 @@ def print_plan(experiments: Sequence[Experiment], options: Options, console: Con
 def print_duration(experiments: Sequence[Experiment], options: Options, console: Console) -> None:
     """Print how long whole profiles take at most: by a few steps of each layer.
 
-    They are those of the third rung of medium length, and of the rungs with the longest sequences and with the largest
-    vocabulary. Between them the time of a position grows with both.
+    They are those of the third rung of medium length, and of the longest rung. Between them the time of a position
+    grows with the length.
     """
     seeds = [
         run for run in options.runs if (run.lr, run.weight_decay) == (options.runs[0].lr, options.runs[0].weight_decay)
     ]
     layers: dict[tuple[str, Shape], list[Experiment]] = {}
-    for experiment in experiments:
+    for experiment in sorted(experiments, key=lambda e: e.task_config.train_length):
         layers.setdefault((experiment.label, experiment.shape), []).append(experiment)
 
     longest, places = 0.0, find_places(options.device, independent=True)
     with console.status("timing steps"), shared_threads(places):
         for ladders in layers.values():
-            sizes = [(e.task_config.train_length, getattr(e.task_config, "vocab_size", 0)) for e in ladders]
-            starts = sorted((size[0], n) for n, size in enumerate(sizes) if ladders[n].rung == START)
-            middle = starts[len(starts) // 2][1]
-            ends = [max(range(len(sizes)), key=lambda n: (sizes[n][axis], n == middle)) for axis in (0, 1)]
-            rates = {}
-            for n in dict.fromkeys((middle, *ends)):
-                few = replace(ladders[n].task_config, train_examples=max(BLOCK, options.batch_size))
-                timed = replace(ladders[n], task_config=few)
-                rates[n] = seconds_left(timed, seeds, options) / len(seeds) / few.train_length
-            for e, size in zip(ladders, sizes, strict=True):
-                more = (
-                    np.interp(size[axis], [sizes[middle][axis], sizes[n][axis]], [0, rates[n] - rates[middle]])
-                    for axis, n in enumerate(ends)
-                )
+            starts, rates = [e for e in ladders if e.rung == START], {}
+            for e in (starts[len(starts) // 2], ladders[-1]):
+                few = replace(e.task_config, train_examples=max(BLOCK, options.batch_size))
+                seconds = seconds_left(replace(e, task_config=few), seeds, options)
+                rates[few.train_length] = seconds / len(seeds) / few.train_length
+            for e in ladders:
+                length = e.task_config.train_length
                 share = len(runs_of(e, options) if e.rung == START else seeds) * len({*places}) / len(places)
-                longest += (rates[middle] + sum(more)) * size[0] * share
+                longest += np.interp(length, [*rates], [*rates.values()]) * length * share
     shorter = "rungs at the ceiling end early, rungs beyond reach are not trained, and what is finished is not repeated"
     console.print(f"a whole profile takes at most about {spell(longest)} here; {shorter}", soft_wrap=True)
 

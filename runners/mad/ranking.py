@@ -179,7 +179,7 @@ def _print_rows(rows: pd.DataFrame, heading: str, console: Console, costs: bool 
         rows: the rows.
         heading: ``task`` or ``task, layer``, which name a row; else a setting, all of whose rows have layers' names.
         console: where to print.
-        costs: with costs, which have a table of their own on a narrow console.
+        costs: print their costs, too, in a table of their own.
     """
     ranked = rows["rank"].notna().any()
     lines, of_costs = [], []
@@ -190,31 +190,23 @@ def _print_rows(rows: pd.DataFrame, heading: str, console: Console, costs: bool 
         remark = f"\n{mark}  {row['remark']}" if isinstance(row["remark"], str) and (row["own"] or costs) else ""
         sequence = estimate(row, f"test.{KINDS[0]}_accuracy", 3)
         token, short = (estimate(row, TOKENS, n) or "diverged" * (not row["chosen"]) for n in (3, 2))
-        counts = [str(row[count]) for count in COUNTS]
-        has_rank = not pd.isna(row["rank"])
-        places = [f"{row['rank']} of {1 + sum(row[count] for count in COUNTS)}", *counts] if has_rank else [""] * 4
-        if has_rank and not row["own"]:
-            places[1:] = [""] * 3
-        lines.append(([f"{mark}{name}{remark}", token, sequence, short], places if ranked else []))
+        counts = [row[count] for count in COUNTS]
+        rank = "" if pd.isna(row["rank"]) else f"{row['rank']} of {1 + sum(counts)}"
+        places = [rank, *(str(n) if rank and row["own"] else "" for n in counts)] if ranked else []
+        lines.append(([f"{mark}{name}{remark}", token, sequence, short], places))
         state, flops = (row[figure] or None for figure in ("state", "flops_per_token"))
-        of_costs.append(cost_cells(row["parameters"], state, flops))
+        of_costs.append([f"{mark}{name}{remark}", *cost_cells(row["parameters"], state, flops)])
 
-    headings = [heading, "token", "sequence"], ["rank", *COUNTS] if ranked else []
+    headings = ["rank", *COUNTS] if ranked else []
     wide = printed_table(
-        [*headings[0], *headings[1], *COSTS * costs],
-        [[*figures[:3], *places, *of_row * costs] for (figures, places), of_row in zip(lines, of_costs, strict=True)],
+        [heading, "token", "sequence", *headings], [[*figures[:3], *places] for figures, places in lines]
     )
-    if fits(wide, console):
-        console.print(wide)
-        return
-    console.print(
-        printed_table(
-            [*headings[0][:2], *headings[1]], [[figures[0], figures[3], *places] for figures, places in lines]
-        )
+    narrow = printed_table(
+        [heading, "token", *headings], [[figures[0], figures[3], *places] for figures, places in lines]
     )
+    console.print(wide if fits(wide, console) else narrow)
     if costs:
-        names = [figures[0] for figures, _ in lines]
-        console.print(printed_table([heading, *COSTS], [[name, *of] for name, of in zip(names, of_costs, strict=True)]))
+        console.print(printed_table([heading, *COSTS], of_costs))
 
 
 def _overall(label: str, found: pd.DataFrame) -> str:
@@ -342,11 +334,8 @@ def _differences(row: Row, other: Row, seeds: int) -> list[str]:
     if row["chosen"]:  # else none was chosen to be repeated, and the number of seeds says nothing
         pairs["seeds"] = len(row["seeds"]), seeds
 
-    def words(value: Any) -> str:
-        return f"{value:,}" if isinstance(value, int) else str(value)
-
     return [
-        f"{name.replace('_', '-')} {words(mine)} (theirs {words(theirs)})"
+        f"{name.replace('_', '-')} {mine} (theirs {theirs})"
         for name, (mine, theirs) in pairs.items()
         if json.dumps(mine) != json.dumps(theirs)
     ]

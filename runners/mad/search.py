@@ -39,7 +39,6 @@ from rich.console import Console
 
 from mixers.costs import costs
 from runners.device import device_name, find_devices, find_places, ran_out_of_memory, shared_threads
-from runners.ending import exits_are_errors
 from runners.files import DamagedFileError, save_tensors
 from runners.interrupt import INTERRUPTED, StoppedError
 from runners.mad.checks import check, check_ladders
@@ -65,7 +64,7 @@ from runners.mad.tables import print_study
 from runners.mad.training.loop import CurvePoint, train
 from runners.mad.training.protocol import Run
 from runners.progress import open_console
-from runners.records import Columns, Record, commit, name_older, read_all, table_of, versions, write
+from runners.records import Columns, Record, commit, read_all, table_of, versions, write
 from runners.runs import claimed
 from runners.search import Outcome, ask, catch_up, naming_storage, open_storage, open_study, report, tell
 
@@ -101,7 +100,6 @@ def train_studies(experiments: Sequence[Experiment], options: Options, console: 
     most = 1 if alone else len(experiments) * len(options.runs)
     places = find_places(options.device, options.preset == "profile")[:most]
     storage = open_storage(options.place)
-    name_older(options.out, partial(console.print, soft_wrap=True))
     with (
         naming_storage(options.place),
         Display(console, options) as display,
@@ -114,7 +112,7 @@ def train_studies(experiments: Sequence[Experiment], options: Options, console: 
                 continue  # a rung that others decide
             while missing := missing_runs(experiment, options):
                 if not worker.train_some(experiments[n:]):
-                    display.waiting(len(missing))
+                    display.open_bar(f"waiting for {len(missing)} runs of other processes", None)
                     time.sleep(SECONDS_BETWEEN_LOOKS)
             display.remove_bar()
             table = worker.search(experiment).evaluate_chosen()
@@ -122,7 +120,6 @@ def train_studies(experiments: Sequence[Experiment], options: Options, console: 
             yield experiment, table
 
 
-@exits_are_errors()
 def prepare(
     experiments: Sequence[Experiment], options: Options, say: Say
 ) -> tuple[list[Experiment], pd.DataFrame | None]:
@@ -145,7 +142,6 @@ def prepare(
     return checked, reference
 
 
-@exits_are_errors()
 def print_and_rank(
     studies: Studies,
     options: Options,

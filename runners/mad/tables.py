@@ -13,7 +13,7 @@ from rich.table import Table
 
 from mixers import MIXERS
 from runners.mad.points import chosen, estimate_of, points, shared_seeds
-from runners.tables import Name, fits
+from runners.tables import Name
 from tasks import TASKS
 
 FEW = 4
@@ -43,16 +43,14 @@ def print_study(table: pd.DataFrame, console: Console, verbose: bool) -> None:
     Args:
         table: records of one study.
         console: where to print.
-        verbose: print all grid points, ceiling and chance, too. On a narrow console, test figures and speed are in a
-            second table.
+        verbose: print all grid points, ceiling and chance, too; test figures and speed are in a second table.
     """
     found = points(table)
     (best,) = labelled(chosen(found)).to_dict("records")
     name, lrs = f"{best['label']} on {best['setting']}", sorted(set(table["lr"]))
     if verbose:
         console.print(best["study"], soft_wrap=True)
-        whole = _of_points(found, VALIDATION | TEST)
-        console.print(*([whole] if fits(whole, console) else [_of_points(found, part) for part in (VALIDATION, TEST)]))
+        console.print(*(_of_points(found, part) for part in (VALIDATION, TEST)))
         ceiling, chance = ([f"{best[limit][kind]:.3g}" for kind in KINDS] for limit in ("ceiling", "chance"))
         limits = f"ceiling {ceiling[0]} / {ceiling[1]}, chance {chance[0]} / {chance[1]}"
         console.print(f"sequence / token accuracy: {limits}; {intervals_of([found])}", soft_wrap=True)
@@ -127,8 +125,7 @@ def labelled(found: pd.DataFrame) -> pd.DataFrame:
     codes = [{"code": row["fingerprint"][:8]} for row in rows]
     for row, word in zip(rows, _distinguishing(names, names, codes), strict=True):
         row["label"] += word and f" ({word})"
-    columns = [*found, *(name for name in ("label", "setting") if name not in found)]
-    return in_order(pd.DataFrame(rows, columns=columns))
+    return in_order(pd.DataFrame(rows))
 
 
 def setting_of(task: str, difficulty: str, words: str = "") -> str:

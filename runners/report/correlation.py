@@ -104,7 +104,9 @@ def within_families(scores_SL: Floats, gains_KL: Floats, given_L: Floats, famili
     p_SKP = np.ones((*gains_SKL.shape[:2], len(shuffled_PL)))
 
     for s, scores_L in enumerate(scores_SL):
-        at = np.flatnonzero(compared(scores_L, families_L))
+        # Layers that have the score, and are not the only one of their family that has it.
+        has_L = ~np.isnan(scores_L)
+        at = np.flatnonzero(has_L & (np.bincount(families_L, has_L)[families_L] > 1))
         if len(at) < LEAST:
             found_SK.append([None] * gains_SKL.shape[1])
             continue
@@ -137,12 +139,6 @@ def within_families(scores_SL: Floats, gains_KL: Floats, given_L: Floats, famili
         ]
         for pair in zip(found_SK, p_SK.tolist(), strict=True)
     ]
-
-
-def compared(scores_L: Floats, families_L: Ints) -> NDArray[np.bool_]:
-    """Return which layers have the score and are not the only one of their family that has it."""
-    has_L = ~np.isnan(scores_L)
-    return has_L & (np.bincount(families_L, has_L)[families_L] > 1)
 
 
 def _ranks(values_NL: Floats) -> Floats:

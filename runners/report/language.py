@@ -34,7 +34,7 @@ from runners import records
 from runners.c4.reference.rows import SEEDS, chosen_rate, open_places
 from runners.records import Record
 from runners.report.boards import Board, values_of
-from runners.report.correlation import SIGNIFICANT, Floats, Ints, Rho, between_families, compared, within_families
+from runners.report.correlation import SIGNIFICANT, Floats, Ints, Rho, between_families, within_families
 from runners.report.ranks import mean_ranks
 from runners.tables import abbreviated
 from tasks import PUBLISHED, TASKS
@@ -121,14 +121,12 @@ class Correlations:
     Attributes:
         score: a task, or the mean rank.
         layers: number of layers with both the score and a language model.
-        layers_within: number of those that have a relative among them.
         families: number of their families.
         rhos: by kind and loss; None with too few layers or families, or if all scores are equal.
     """
 
     score: str
     layers: int
-    layers_within: int
     families: int
     rhos: Mapping[str, Mapping[str, Rho | None]]
 
@@ -196,7 +194,6 @@ def correlations(scores: Mapping[str, Mapping[str, float]], models: Sequence[Mod
         Correlations(
             score=score,
             layers=int((~np.isnan(scores_L)).sum()),
-            layers_within=int(compared(scores_L, families_L).sum()),
             families=len(set(families_L[~np.isnan(scores_L)].tolist())),
             rhos={part: dict(zip(LOSSES, rhos[s], strict=True)) for part, rhos in parts.items()},
         )

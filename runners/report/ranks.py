@@ -29,14 +29,10 @@ class Ranks:
     Attributes:
         means: mean rank by row; 1 is the best.
         intervals: 95% interval by row: percentiles of the mean rank over resampled tasks and seeds.
-        behind_first: 95% interval by row of the mean rank less that of the best layer. Both are taken from the same
-            samples, so layers may differ clearly although their own intervals overlap. It is not adjusted for the
-            number of layers.
     """
 
     means: dict[str, float]
     intervals: dict[str, tuple[float, float]]
-    behind_first: dict[str, tuple[float, float]]
 
 
 def mean_ranks(found: Values, tasks: Sequence[str], tie: float | None = TIE) -> Ranks | None:
@@ -68,10 +64,10 @@ def mean_ranks(found: Values, tasks: Sequence[str], tie: float | None = TIE) -> 
     chosen_BT = rng.integers(len(tasks), size=(RESAMPLES, len(tasks)))
     resampled_BL = np.take_along_axis(_ranks(drawn_BLT, tie), chosen_BT[:, None, :], axis=2).mean(axis=2)
 
+    lows, highs = np.percentile(resampled_BL, [2.5, 97.5], axis=0).tolist()
     return Ranks(
         means=dict(zip(rows, observed.tolist(), strict=True)),
-        intervals=_intervals(rows, resampled_BL),
-        behind_first=_intervals(rows, resampled_BL - resampled_BL[:, [observed.argmin()]]),
+        intervals=dict(zip(rows, zip(lows, highs, strict=True), strict=True)),
     )
 
 
@@ -79,12 +75,6 @@ def places(values: Mapping[str, float]) -> dict[str, int]:
     """Return the place of each row, the largest value first; equal values share the smaller place."""
     rounded = [-round(value, DIGITS) for value in values.values()]
     return dict(zip(values, rankdata(rounded, method="min").astype(int).tolist(), strict=True))
-
-
-def _intervals(rows: Sequence[str], samples_BL: NDArray[np.float64]) -> dict[str, tuple[float, float]]:
-    """Return the 95% interval of each row's samples."""
-    lows, highs = np.percentile(samples_BL, [2.5, 97.5], axis=0)
-    return {row: (float(low), float(high)) for row, low, high in zip(rows, lows, highs, strict=True)}
 
 
 def _ranks(means_BLT: NDArray[np.float64], tie: float | None) -> NDArray[np.float64]:

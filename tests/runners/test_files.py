@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -19,7 +18,6 @@ from runners.files import (
     save_tensors,
     write_json,
 )
-from runners.records import load
 
 CONTENT = {"study": "rt é", "loss": 0.125, "seeds": [0, 1], "curve": [{"step": 1, "loss": None}], "done": True}
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7), "c": torch.ones(3, dtype=torch.bfloat16)}
@@ -105,24 +103,3 @@ def test_what_killed_processes_left_goes_with_the_next_write(tmp_path: Path) -> 
     assert {path.name for path in tmp_path.iterdir()} == {*others, "a.json", ".unfinished-young.json"}
     clear_leftovers(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {*others, "a.json"}
-
-
-@pytest.mark.parametrize("read", [load, read_json, load_tensors, load_info])
-def test_a_folder_in_place_of_a_file_is_named(read: Callable[[Path], Any], tmp_path: Path) -> None:
-    folder = tmp_path / "record.json"
-    folder.mkdir()
-    with pytest.raises(IsADirectoryError, match=str(folder)):
-        read(folder)
-
-
-def test_many_bytes_are_checked_as_few_are(tmp_path: Path) -> None:
-    """Threads read them: a MiB and more."""
-    path, tensors = tmp_path / "large.safetensors", {"a": torch.arange(2**17), "b": torch.arange(2**17, 2**18)}
-    save_tensors(path, tensors, CONTENT)
-    found, info = load_tensors(path)
-    assert info == CONTENT
-    assert all(torch.equal(found[name], y) for name, y in tensors.items())
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    assert is_refused(load_tensors, path)

@@ -101,13 +101,12 @@ def test_what_cannot_be_read_ends_with_status_2(words: str, capsys: pytest.Captu
     assert capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("path", "reason"), [("", "a path is empty"), ("a\udcff", "is not UTF-8")])
-def test_a_path_is_neither_empty_nor_illegible(path: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_is_not_empty(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        parse_nested(Options, ["--out", path], Options(), {})
-    assert reason in capsys.readouterr().err
-    with pytest.raises(ValueError, match=reason):
-        from_keywords(Options(), "study", {"out": path})
+        parse_nested(Options, ["--out", ""], Options(), {})
+    assert "a path is empty" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="a path is empty"):
+        from_keywords(Options(), "study", {"out": ""})
 
 
 def test_zero_has_no_sign() -> None:

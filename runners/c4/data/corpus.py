@@ -41,14 +41,12 @@ class Shard:
     Attributes:
         name: beginning of the names of both files.
         tokens: number of tokens in the shard.
-        documents: number of documents that begin in the shard.
         tokens_sha256: checksum of the file of tokens.
         documents_sha256: checksum of the file of documents.
     """
 
     name: str
     tokens: int
-    documents: int
     tokens_sha256: str
     documents_sha256: str
 
@@ -116,7 +114,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     return None if content is None else validated(folder / MANIFEST, Manifest, content, _remedy(folder))
 
 
-def write_shard(folder: Path, name: str, tokens_N: np.ndarray, documents_D3: np.ndarray, position: int) -> Shard:
+def write_shard(folder: Path, name: str, tokens_N: np.ndarray, documents_D3: np.ndarray) -> Shard:
     """Write a shard; overwrite an existing one of the same name.
 
     Args:
@@ -124,13 +122,11 @@ def write_shard(folder: Path, name: str, tokens_N: np.ndarray, documents_D3: np.
         name: beginning of the names of its files.
         tokens_N: token ids.
         documents_D3: documents, as the module describes them.
-        position: position of the first token in the split.
 
     Raises:
         OSError: the disk is full; the manifest names only complete shards, so the corpus stays valid.
     """
-    documents = int((documents_D3[:, 0] >= position).sum())
-    shard = Shard(name=name, tokens=len(tokens_N), documents=documents, tokens_sha256="", documents_sha256="")
+    shard = Shard(name=name, tokens=len(tokens_N), tokens_sha256="", documents_sha256="")
 
     # Write the files first, because the checksums are computed from them.
     tokens_file, documents_file = shard.files(folder)
@@ -241,7 +237,6 @@ class Windows:
 
     def __init__(self, corpus: Corpus, split: Split, seq_len: int, seed: int | None) -> None:
         tokens = corpus.tokens(split)
-        self._split = split
         self._seq_len = seq_len
         self._count = (tokens - 1) // seq_len
 
@@ -253,7 +248,7 @@ class Windows:
         ends = np.cumsum([shard.tokens for shard in shards])
         used = np.searchsorted(ends, tokens) + 1
         self._ends = ends[:used]
-        self._shards = [open_shard(corpus.folder, shard) for shard in shards[:used]]
+        self._shards = [open_shard(corpus.folder, shard)[0] for shard in shards[:used]]
 
     def __len__(self) -> int:
         """Return the number of windows in an epoch."""
@@ -272,36 +267,19 @@ class Windows:
             Tokens (batch_size / world, T+1), int64.
 
         """
-        begins = self._begins(step, batch_size)[rank::world]
+        places = range(step * batch_size, (step + 1) * batch_size)[rank::world]
 
         windows = []
-        for begin in begins:  # a window may lie in several shards
+        for place in places:  # a window may lie in several shards
+            begin = int(self._order(place // self._count)[place % self._count]) * self._seq_len
             end, pieces = begin + self._seq_len + 1, []
             first, last = np.searchsorted(self._ends, [begin, end - 1], side="right")
             for shard in range(first, last + 1):
-                tokens_N, _documents_D3 = self._shards[shard]
+                tokens_N = self._shards[shard]
                 offset = int(self._ends[shard]) - len(tokens_N)
                 pieces.append(tokens_N[max(0, begin - offset) : end - offset])
             windows.append(np.concatenate(pieces, dtype=np.int64))
         return np.stack(windows)
-
-    def documents(self, step: int, batch_size: int) -> list[str]:
-        """Return the documents ``split/number`` with tokens in batch ``step`` of all ranks, in the order of the batch.
-
-        The number is the index of the document's line in the split's source files, counted over all files.
-        """
-        # A document may lie in several shards.
-        rows_D3 = np.unique(np.concatenate([documents_D3 for _, documents_D3 in self._shards]), axis=0)
-        found: dict[str, None] = {}
-        for begin in self._begins(step, batch_size):
-            first, last = np.searchsorted(rows_D3[:, 0], [begin + 1, begin + self._seq_len + 1])
-            found |= dict.fromkeys(f"{self._split}/{number}" for number in rows_D3[first - 1 : last, 1])
-        return list(found)
-
-    def _begins(self, step: int, batch_size: int) -> list[int]:
-        """Return the position in the split of each window of batch ``step``."""
-        places = range(step * batch_size, (step + 1) * batch_size)
-        return [int(self._order(place // self._count)[place % self._count]) * self._seq_len for place in places]
 
 
 def _order(count: int, seed: int | None, epoch: int) -> np.ndarray:

@@ -67,7 +67,7 @@ def prepare(
         ValueError: data or tokenizer are not available or invalid, or a shard is damaged.
         OSError: the disk is full.
     """
-    name, files, encoder, empty = _open_sources(data, tokenizer, validation_tokens)
+    name, files, encoder, empty = open_sources(data, tokenizer, validation_tokens)
     folder = out / "corpora" / name
     verify(folder, read_manifest(folder) or empty, console)
 
@@ -95,18 +95,7 @@ def prepare(
     return corpus
 
 
-def corpus_name(data: Sequence[str], tokenizer: str, validation_tokens: int) -> str:
-    """Return the name of the folder of a corpus; nothing is tokenised or written.
-
-    Arguments are those of ``prepare``.
-
-    Raises:
-        ValueError: data or tokenizer are not available.
-    """
-    return _open_sources(data, tokenizer, validation_tokens)[0]
-
-
-def _open_sources(
+def open_sources(
     data: Sequence[str], tokenizer: str, validation_tokens: int
 ) -> tuple[str, dict[Split, list[str]], Tokenizer, Manifest]:
     """Return the name of a corpus, its source files, its tokenizer, and its manifest before anything is tokenised."""
@@ -162,7 +151,7 @@ def _extend(
         ):
             shards = part.shards
             if len(tokens_N):
-                shards += (write_shard(folder, f"{split}-{len(shards):05}", tokens_N, documents_D3, part.tokens),)
+                shards += (write_shard(folder, f"{split}-{len(shards):05}", tokens_N, documents_D3),)
 
             # Leave out files that were only read ahead, because how far that goes depends on where this call began.
             ended = [n for n, end in zip(lines, accumulate(lines), strict=True) if complete or end <= last]

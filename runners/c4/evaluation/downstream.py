@@ -101,21 +101,6 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Likelihood:
-    """Likelihood of a continuation under a model.
-
-    Attributes:
-        log_probability: log-probability of the whole continuation, in nats.
-        tokens: length of the continuation in tokens.
-        greedy: whether each of its tokens is the most likely one.
-    """
-
-    log_probability: float
-    tokens: int
-    greedy: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class Scores:
     """Scores of a model on one set.
 
@@ -170,20 +155,20 @@ def evaluate_items(
     end = end_of_text(tokenizer)
     choices = [choice for item in items for choice in zip(item.contexts, item.continuations, strict=True)]
     pairs = [encode_pair(tokenizer, context, continuation, end) for context, continuation in choices]
-    answers = iter(log_likelihoods(model, pairs, batch_size, seq_len, device))
+    answers = iter(zip(pairs, log_likelihoods(model, pairs, batch_size, seq_len, device), strict=True))
 
     # Sums over the questions.
     right = right_normalised = gold_tokens = gold_bytes = 0
     gold_nats = []
     for item in items:
         mine = [next(answers) for _ in item.continuations]
-        totals = [answer.log_probability for answer in mine]
+        totals = [total for _, (total, _) in mine]
         normalised = [y / len(text.removeprefix(" ")) for y, text in zip(totals, item.continuations, strict=True)]
 
         right += _is_best(totals, item.gold)
         right_normalised += _is_best(normalised, item.gold)
         gold_nats.append(-totals[item.gold])
-        gold_tokens += mine[item.gold].tokens
+        gold_tokens += len(mine[item.gold][0].continuation)
         gold_bytes += len(item.continuations[item.gold].encode())
 
     nats = math.fsum(gold_nats)
@@ -261,8 +246,8 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str, end_of_te
 
 def log_likelihoods(
     model: LanguageModel, pairs: Sequence[Pair], batch_size: int, seq_len: int, device: torch.device
-) -> list[Likelihood]:
-    """Return the likelihood of each pair's continuation after its context, in the order of ``pairs``.
+) -> list[tuple[float, bool]]:
+    """Return for each pair the log-probability of its continuation, in nats, and whether greedy decoding generates it.
 
     The model reads at most ``seq_len`` tokens at a time, so a longer context is cut on the left. A longer continuation
     is read in parts: each of its tokens is predicted once, and the last part has as much context as fits. A batch holds
@@ -311,8 +296,4 @@ def log_likelihoods(
             totals_P.index_add_(0, owner_N, torch.cat(log_probabilities).double().cpu())
             missed_P.index_add_(0, owner_N, (~torch.cat(greedy)).long().cpu())
 
-    results = zip(pairs, totals_P.tolist(), missed_P.tolist(), strict=True)
-    return [
-        Likelihood(log_probability=total, tokens=len(pair.continuation), greedy=missed == 0)
-        for pair, total, missed in results
-    ]
+    return [(total, missed == 0) for total, missed in zip(totals_P.tolist(), missed_P.tolist(), strict=True)]

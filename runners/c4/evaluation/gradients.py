@@ -13,9 +13,8 @@ by the norm at d = 0, because embeddings of different models have different scal
 the rounding of bfloat16 would hide small gradients. ``runners.c4.reference`` measures its models in the same way.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -98,8 +97,7 @@ def main(arguments: Sequence[str]) -> None:
             model, tokenizer = load_model(path)
             texts = (text for _, text in read(find_files(options.data or config.data)["validation"], [], 0))
             tokens_ST = first_windows(texts, tokenizer, options.sequences, config.seq_len)
-            shown = partial(bar, what=str(path))
-            sizes = sizes_by_distance(model.to(device), tokens_ST, device, options.targets, options.batch_size, shown)
+            sizes = sizes_by_distance(model.to(device), tokens_ST, device, options.targets, options.batch_size)
             console.print(f"{path}: loss {sizes.loss:.4f} nats per token", soft_wrap=True)
 
             found[label] = np.array([sizes.gradient, sizes.half_width]) / sizes.gradient[0]
@@ -128,7 +126,6 @@ def sizes_by_distance(
     device: torch.device,
     targets: int = TARGETS,
     batch_size: int = BATCH_SIZE,
-    shown: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
 ) -> Sizes:
     """Measure a model, whose parameters need no gradients afterwards.
 
@@ -138,7 +135,6 @@ def sizes_by_distance(
         device: device of the model.
         targets: number of positions t per sequence, evenly spaced up to the last position.
         batch_size: sequences per backward pass.
-        shown: goes through the batches and may draw progress.
     """
     length = tokens_ST.shape[1] - 1
     count = min(targets, length)
@@ -146,7 +142,8 @@ def sizes_by_distance(
 
     # Losses and gradient norms of all sequences.
     model.requires_grad_(False)
-    parts = [gradient_sizes(model, part_BT.to(device), at) for part_BT in shown(tokens_ST.split(batch_size))]
+    batches = bar(tokens_ST.split(batch_size), "measuring gradients")
+    parts = [gradient_sizes(model, part_BT.to(device), at) for part_BT in batches]
     losses_SP, sizes_SPT = (torch.cat(y).double().cpu() for y in zip(*parts, strict=True))
 
     # Mean over targets, then over sequences.

@@ -15,7 +15,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from runners.c4.data.tokenizer import end_of_text
-from runners.c4.evaluation.downstream import Likelihood, Pair, encode_pair, log_likelihoods
+from runners.c4.evaluation.downstream import Pair, encode_pair, log_likelihoods
 from runners.c4.evaluation.generate import Sampling, encode_prompt, generate
 from runners.c4.export import load_config, load_model
 from runners.device import find_devices
@@ -63,13 +63,12 @@ class CheckpointLM(LM):
     def loglikelihood(self, requests: Sequence[Instance]) -> list[tuple[float, bool]]:
         """Return each continuation's log-probability after its context, and whether greedy decoding generates it."""
         texts = (request.args for request in requests)
-        pairs = [encode_pair(self.tokenizer, context, continuation, self.end) for context, continuation in texts]
-        return [(answer.log_probability, answer.greedy) for answer in self._score(pairs)]
+        return self._score([encode_pair(self.tokenizer, context, rest, self.end) for context, rest in texts])
 
     def loglikelihood_rolling(self, requests: Sequence[Instance]) -> list[float]:
         """Return the log-probability of each whole text after end-of-text; a long text is read in parts."""
         texts = (self.tokenizer.encode(request.args[0], add_special_tokens=False).ids for request in requests)
-        return [answer.log_probability for answer in self._score([Pair([self.end], text) for text in texts])]
+        return [total for total, _ in self._score([Pair([self.end], text) for text in texts])]
 
     def generate_until(self, requests: Sequence[Instance]) -> list[str]:
         """Return the continuation of each context up to its first stop text, the end of the text or the longest length.
@@ -79,8 +78,8 @@ class CheckpointLM(LM):
         """
         return [self._generate(*request.args) for request in requests]
 
-    def _score(self, pairs: list[Pair]) -> list[Likelihood]:
-        """Return the likelihoods of ``pairs``."""
+    def _score(self, pairs: list[Pair]) -> list[tuple[float, bool]]:
+        """Return what ``log_likelihoods`` does."""
         return log_likelihoods(self.model, pairs, self.batch_size, self.seq_len, self._device)
 
     def _generate(self, context: str, settings: dict[str, Any]) -> str:

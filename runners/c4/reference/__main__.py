@@ -41,7 +41,7 @@ from runners.c4.checkpoints import load_run, newest
 from runners.c4.config import PRESETS, Config, identity
 from runners.c4.costs import time_of_run
 from runners.c4.data.corpus import Corpus, Windows
-from runners.c4.data.prepare import corpus_name
+from runners.c4.data.prepare import open_sources
 from runners.c4.data.sources import find_files
 from runners.c4.data.tokenizer import file_beside
 from runners.c4.distributed import World, world
@@ -55,7 +55,7 @@ from runners.c4.reference.rows import EXPERIMENTS, SEEDS, Place, open_places
 from runners.c4.train import settings_of, train
 from runners.device import find_devices
 from runners.ending import others_continue, run_command, user_errors
-from runners.files import make_durable, rounded
+from runners.files import rounded
 from runners.gpus import is_worker, run_on_all_gpus, starts_workers
 from runners.options import parse
 from runners.progress import open_console
@@ -170,7 +170,7 @@ def check_files(models: Sequence[Model]) -> None:
         ValueError: they are not; the message says what to do.
     """
     config = models[0].config  # all models read the same text
-    corpus = corpus_name(config.data, str(config.tokenizer), config.validation_tokens + 1)
+    corpus, *_ = open_sources(config.data, str(config.tokenizer), config.validation_tokens + 1)
     for model in models:
         expected = settings_of(model.config, model.options)
         for record in model.records():
@@ -236,7 +236,6 @@ def train_place(model: Model, place: Place, corpus: Corpus, split: RecallSplit, 
 
         with FileLock(model.file.with_name(f".{model.file.stem}.lock")):
             write_all(model.file, [*model.records(), record])
-            make_durable(model.file)
         discard(model, place, corpus)
 
     loss = record.metrics.get("validation", {}).get("loss")

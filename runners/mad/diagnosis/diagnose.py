@@ -7,6 +7,7 @@ Dimensions: S sequences, T positions, N scored positions, C classes.
 """
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from mixers.models import Backbone
 from runners.files import write_atomically, write_json
-from runners.mad.diagnosis.linear_probes import ProbeReport, fit_probes
+from runners.mad.diagnosis.linear_probes import Probe, fit_probes
 from runners.mad.diagnosis.outputs import (
     ConfusionMatrix,
     Profile,
@@ -62,7 +63,7 @@ class Diagnosis:
         by_position: accuracy of every position that is scored in any sequence.
         by_answer: accuracy of the 1st, 2nd, ... scored position of a sequence.
         confusion: targets against predictions.
-        probe: linear probes of the hidden state.
+        probes: linear probes of the hidden state.
         extrapolation_sets: accuracy on each extrapolation set.
         extrapolation_chances: chance on each of these sets.
         unreadable_sets: by name of each other set, the reason why it has no accuracy.
@@ -79,7 +80,7 @@ class Diagnosis:
     by_position: Profile
     by_answer: Profile
     confusion: ConfusionMatrix
-    probe: ProbeReport
+    probes: list[Probe]
     extrapolation_sets: dict[str, Accuracy]
     extrapolation_chances: dict[str, Accuracy]
     unreadable_sets: dict[str, str]
@@ -123,7 +124,7 @@ def diagnose(model: Backbone, task: Task, folder: Path, title: str) -> Diagnosis
         by_position=by_position,
         by_answer=by_answer,
         confusion=count_confusions(batch.targets_ST[scored_ST], predictions_ST[scored_ST]),
-        probe=fit_probes(model, task, batch, predictions_ST),
+        probes=fit_probes(model, task, batch, predictions_ST),
         extrapolation_sets=extrapolation,
         extrapolation_chances={name: task.chance(name) for name in extrapolation},
         unreadable_sets=reasons,
@@ -153,7 +154,7 @@ def draw_figure(diagnosis: Diagnosis) -> Figure:
     axes = figure.subplots(2, 2).flat if sets else figure.subplots(1, 3).flat
     _plot_profile(next(axes), diagnosis)
     _plot_confusions(figure, next(axes), diagnosis.confusion)
-    _plot_linear_probes(next(axes), diagnosis.probe)
+    _plot_linear_probes(next(axes), diagnosis.probes)
     if sets:
         _plot_extrapolation(next(axes), diagnosis)
     return figure
@@ -205,40 +206,31 @@ def _plot_confusions(figure: Figure, axes: Axes, confusion: ConfusionMatrix) -> 
     axes.set_title(f"Confusion matrix ({which} tokens)")
 
 
-def _plot_linear_probes(axes: Axes, report: ProbeReport) -> None:
+def _plot_linear_probes(axes: Axes, probes: Sequence[Probe]) -> None:
     """Plot one group of bars a probe, with the deviation over the folds as error bars, or why it was not possible."""
     ticks = []
-    for group, probe in enumerate(report.probes):
+    for group, probe in enumerate(probes):
         where = "all scored positions" if probe.position is None else f"position {probe.position}"
         dropped = f"\n{probe.dropped_classes} answers\nleft out" if probe.dropped_classes else ""
         ticks.append(f"{where}{dropped}" + ("\nnot\nconverged" if probe.converged is False else ""))
         if probe.hidden is None or probe.embedding is None:
+            reason = textwrap.fill(f"not possible: {probe.impossible}", 40)
+            axes.text(group, 0.5, reason, ha="center", va="center", rotation=90, fontsize=8)
             continue
         heights = (probe.hidden["mean"], probe.embedding["mean"], probe.majority or 0.0, probe.model or 0.0)
         errors = (probe.hidden["deviation"], probe.embedding["deviation"], 0.0, 0.0)
         for i, (height, error, color) in enumerate(zip(heights, errors, BARS, strict=True)):
             bars = axes.bar(group + 0.2 * (i - 1.5), height, 0.2, yerr=error or None, capsize=3, color=color)
-            if len(report.probes) == 1:
+            if len(probes) == 1:
                 axes.bar_label(bars, fmt="{:.1%}", padding=2)
-
-    # Reasons: once in the middle if no probe was possible, otherwise at the place of each.
-    impossible = {group: f"not possible: {one.impossible}" for group, one in enumerate(report.probes) if one.impossible}
-    if len(impossible) == len(report.probes):
-        reasons = "\n".join(dict.fromkeys(impossible.values()))
-        axes.text((len(report.probes) - 1) / 2, 0.5, reasons, ha="center", va="center", fontsize=8)
-    else:
-        for group, reason in impossible.items():
-            axes.text(group, 0.5, textwrap.fill(reason, 40), ha="center", va="center", rotation=90, fontsize=8)
 
     # Bars of no height, one for each label.
     labels = ("linear probe: hidden state", "linear probe: embedding", "most frequent answer", "model itself")
     handles = [axes.bar(0, 0, color=color, label=label) for color, label in zip(BARS, labels, strict=True)]
     axes.legend(handles=handles, loc="upper center", ncols=2, fontsize=8)
-    axes.set_xlim(-0.6, len(report.probes) - 0.4)
-    axes.set_xticks(range(len(report.probes)), ticks, fontsize=8)
-    examples = sum(probe.examples for probe in report.probes)
-    mean = "" if report.hidden is None else f", mean accuracy from the hidden state {report.hidden:.1%}"
-    axes.set_xlabel(f"{examples:,} examples{mean}")
+    axes.set_xlim(-0.6, len(probes) - 0.4)
+    axes.set_xticks(range(len(probes)), ticks, fontsize=8)
+    axes.set_xlabel(f"{sum(probe.examples for probe in probes):,} examples")
     _accuracy_axis(axes, "accuracy (error bars: deviation over folds)", top=1.3)
     axes.set_title("Is the answer linearly in the hidden state?")
 

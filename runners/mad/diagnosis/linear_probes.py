@@ -129,32 +129,7 @@ class Probe:
     impossible: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbeReport:
-    """All probes of a model, and means over those that could be fitted; a mean is None if none could."""
-
-    probes: list[Probe]
-    hidden: float | None
-    embedding: float | None
-    majority: float | None
-    model: float | None
-
-    @staticmethod
-    def of(probes: list[Probe]) -> "ProbeReport":
-        """Average over the probes."""
-        fitted = [probe for probe in probes if probe.impossible is None]
-        columns: dict[str, list[Any]] = {
-            "hidden": [probe.hidden and probe.hidden["mean"] for probe in fitted],
-            "embedding": [probe.embedding and probe.embedding["mean"] for probe in fitted],
-            "majority": [probe.majority for probe in fitted],
-            "model": [probe.model for probe in fitted],
-        }
-        return ProbeReport(
-            probes=probes, **{name: fmean(values) if values else None for name, values in columns.items()}
-        )
-
-
-def fit_probes(model: Backbone, task: Task, batch: Batch, predictions_ST: Tokens) -> ProbeReport:
+def fit_probes(model: Backbone, task: Task, batch: Batch, predictions_ST: Tokens) -> list[Probe]:
     """Probe a model's hidden state for the answers of a split.
 
     In a language model, one probe covers all scored positions, and reads the hidden state at each. An autoencoder has
@@ -171,25 +146,18 @@ def fit_probes(model: Backbone, task: Task, batch: Batch, predictions_ST: Tokens
         UnreadableError: the model fails on the split.
     """
     right_ST = predictions_ST == batch.targets_ST
-    if task.backbone != "autoencoder":
-        sample = draw_sample(batch)
-        hidden_ND, embedding_ND = read_hidden_states(model, batch, sample.sequence_N, sample.position_N)
-        return ProbeReport.of([_fit(sample, hidden_ND, embedding_ND, right_ST)])
+    positions: list[int | None] = [None]
+    if task.backbone == "autoencoder":
+        scored = np.flatnonzero(batch.scored_ST.any(axis=0))
+        positions = scored[np.unique(np.linspace(0, len(scored) - 1, MAX_POSITIONS).round().astype(np.int64))].tolist()
 
-    # One probe for each of the chosen positions, on the hidden state at the last position.
-    sequence_S = np.arange(len(batch))
-    last_S = np.full_like(sequence_S, batch.inputs_ST.shape[1] - 1)
-    hidden_SD, embedding_SD = read_hidden_states(model, batch, sequence_S, last_S)
-
-    positions = np.flatnonzero(batch.scored_ST.any(axis=0))
-    chosen = positions[np.unique(np.linspace(0, len(positions) - 1, MAX_POSITIONS).round().astype(np.int64))]
-
-    probes = []
-    for position in chosen.tolist():
+    probes, last = [], batch.inputs_ST.shape[1] - 1
+    for position in positions:
         sample = draw_sample(batch, position)
-        hidden_ND, embedding_ND = hidden_SD[sample.sequence_N], embedding_SD[sample.sequence_N]
+        read_N = sample.position_N if position is None else np.full_like(sample.position_N, last)
+        hidden_ND, embedding_ND = read_hidden_states(model, batch, sample.sequence_N, read_N)
         probes.append(_fit(sample, hidden_ND, embedding_ND, right_ST, position))
-    return ProbeReport.of(probes)
+    return probes
 
 
 def _fit(
@@ -197,7 +165,7 @@ def _fit(
     hidden_ND: Features,
     embedding_ND: Features,
     right_ST: NDArray[np.bool_],
-    position: int | None = None,
+    position: int | None,
 ) -> Probe:
     """Fit the probes on the hidden state and on the embedding of a sample."""
     _, counts = np.unique(sample.answer_N, return_counts=True)

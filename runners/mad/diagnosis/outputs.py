@@ -25,7 +25,6 @@ from tasks.metrics import count
 Features = NDArray[np.float64]
 MAX_CLASSES = 64
 """Largest number of classes in a confusion matrix; if there are more, the most often missed ones are shown."""
-TOP_CONFUSIONS = 20
 
 
 class UnreadableError(ValueError):
@@ -167,19 +166,16 @@ class ConfusionMatrix:
         classes: tokens of the rows and columns: all C ascending, or the ``MAX_CLASSES`` targets most often missed.
         counts: rows are targets, columns predictions.
         targets: number of scored positions with each row's target, including predictions outside ``classes``.
-        top: the most frequent confusions of all classes, most frequent first: ``target``, the ``predicted`` token,
-            their ``count`` at the scored positions, and its ``share`` of the scored positions with this target.
     """
 
     occurring: int
     classes: list[int]
     counts: list[list[int]]
     targets: list[int]
-    top: list[dict[str, float]]
 
 
 def count_confusions(targets_N: Tokens, predictions_N: Tokens) -> ConfusionMatrix:
-    """Count the confusions: at most ``MAX_CLASSES`` classes in the matrix, the most frequent ones of all classes."""
+    """Count the confusions of at most ``MAX_CLASSES`` classes."""
     classes, occurrences = np.unique(targets_N, return_counts=True)
     targets = dict(zip(classes.tolist(), occurrences.tolist(), strict=True))
     occurring = np.union1d(targets_N, predictions_N)
@@ -191,19 +187,9 @@ def count_confusions(targets_N: Tokens, predictions_N: Tokens) -> ConfusionMatri
         missed = np.bincount(targets_N[wrong_N], minlength=classes[-1] + 1)[classes]
         shown = np.sort(classes[np.argsort(-missed, kind="stable")[:MAX_CLASSES]])
 
-    # Most frequent confusions.
-    wrong_pairs = np.column_stack([targets_N[wrong_N], predictions_N[wrong_N]])
-    pairs, frequency = np.unique(wrong_pairs, axis=0, return_counts=True)
-    first = np.argsort(-frequency, kind="stable")[:TOP_CONFUSIONS]
-    top = [
-        {"target": target, "predicted": predicted, "count": times, "share": times / targets[target]}
-        for (target, predicted), times in zip(pairs[first].tolist(), frequency[first].tolist(), strict=True)
-    ]
-
     return ConfusionMatrix(
         occurring=len(occurring),
         classes=shown.tolist(),
         counts=confusion_matrix(targets_N, predictions_N, labels=shown).tolist(),
         targets=[targets.get(token, 0) for token in shown.tolist()],
-        top=top,
     )

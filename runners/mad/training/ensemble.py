@@ -198,9 +198,9 @@ def mean_cross_entropy(logits_RBTV: Tensor, targets_RBT: Tensor) -> Tensor:
         targets_RBT: tokens, int64; ``IGNORE`` where a position has no target.
     """
     if kernels_run_on(logits_RBTV.device):
-        from runners.mad.training.kernels.cross_entropy import cross_entropy_method, fits_cross_entropy
+        from runners.mad.training.kernels.cross_entropy import MAX_VOCABULARY, cross_entropy_method
 
-        if fits_cross_entropy(logits_RBTV.shape[-1]):
+        if logits_RBTV.shape[-1] <= MAX_VOCABULARY:
             (loss_R,) = vmap(partial(over_runs, cross_entropy_method()))(logits_RBTV, targets_RBT)
             return loss_R
 

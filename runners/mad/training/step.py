@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from runners.device import captured
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol
 from tasks.base import Batch
@@ -70,21 +71,9 @@ class Stepper:
         touched = [*self.ensemble.rows.values(), self.ensemble.optimizer.step, self.loss_sum_R]
         before = [tensor.clone() for tensor in touched]
 
-        # Warm up on a side stream, as torch.cuda.graph asks for.
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._take_step()
-        torch.cuda.current_stream().wait_stream(side)
-
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._take_step()
-
+        self.take_step = captured(self._take_step)
         for tensor, value in zip(touched, before, strict=True):
             tensor.copy_(value)
-        self.take_step = graph.replay
 
     def _take_step(self) -> None:
         self.loss_sum_R += self.ensemble.train_step(*self._batches())

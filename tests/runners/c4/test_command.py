@@ -92,19 +92,6 @@ def test_a_corpus_that_is_too_small_is_said_and_recorded(
     assert read_json(folder / "run.json")["config"]["validation_tokens"] == read
 
 
-def test_runs_of_an_older_version_are_left_as_they_are(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "c4" / "old").mkdir(parents=True)
-    (tmp_path / "c4" / "old" / "result.json").write_text("{}")
-    command.main([*words, "--mixer=lru"])
-    assert (
-        f"{tmp_path} has results of an older version (c4/*/result.json), which stay as they are"
-        in capsys.readouterr().out
-    )
-    assert (tmp_path / "c4" / "old" / "result.json").read_text() == "{}"
-
-
 def test_a_layer_may_read_values_while_it_is_built(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,10 @@ from runners.c4.config import Config
 from runners.c4.data.corpus import FEW_VALIDATION_TOKENS, Corpus, Manifest, Part, Shard
 from runners.c4.progress import Progress, with_bits
 
-DESCRIPTION: dict[str, Any] = {"config": {"steps": 100}, "corpus": {"bytes_per_token": 4.0}}
+DESCRIPTION: dict[str, Any] = {
+    "config": {"steps": 100, "batch_size": 8, "seq_len": 32},
+    "corpus": {"bytes_per_token": 4.0},
+}
 
 
 def row(step: int, loss: float, **more: Any) -> StepRow:
@@ -65,7 +68,7 @@ def corpus(train: int, validation: int, asked: int, complete: bool = True) -> Co
     """A corpus of so many tokens, of which a run asks for ``asked`` to train and for all to validate."""
 
     def part(tokens: int) -> Part:
-        shard = Shard(name="", tokens=tokens, documents=1, tokens_sha256="", documents_sha256="")
+        shard = Shard(name="", tokens=tokens, tokens_sha256="", documents_sha256="")
         return Part(shards=(shard,), complete=complete)
 
     splits = {"train": part(train), "validation": part(validation)}

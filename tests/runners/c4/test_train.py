@@ -210,7 +210,7 @@ def test_gpu_layers_as_graphs_train_as_on_a_cpu(
     tokens_N = np.random.default_rng(0).integers(0, 40, 2000).cumsum() % 61
     documents_D3 = np.array([[0, 0, 0]])
     parts = {
-        split: Part(shards=(write_shard(tmp_path, split, tokens_N.astype(np.uint16), documents_D3, 0),))
+        split: Part(shards=(write_shard(tmp_path, split, tokens_N.astype(np.uint16), documents_D3),))
         for split in SPLITS
     }
     manifest = Manifest(tokenizer="", vocab_size=61, end_of_text=0, sources={}, splits=parts)

@@ -275,7 +275,6 @@ def test_what_vmap_cannot_compute_is_trained_one_run_after_another_and_a_line_sa
         ("exit()", "SystemExit: None"),
         ("sys.exit()", "SystemExit"),
         ("quit(0)", "SystemExit: 0"),
-        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         ("return None", "it returned NoneType"),
         ("return self.out(x).half()", "it returned torch.float16"),
         ("return {}", "it returned an empty dict"),
@@ -291,7 +290,7 @@ def test_however_a_layer_leaves_it_is_one_line_and_status_2(
     (tmp_path / "leaving.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "leaving", raising=False)
-    with pytest.raises((ValueError, KeyboardInterrupt)):
+    with pytest.raises((ValueError, SystemExit)):
         study(
             *("leaving:L", "in-context-recall"),
             task_options={"train_examples": 64, "eval_examples": 30},
@@ -481,13 +480,10 @@ class Spare(nn.Module):
         return z_BTD
 
 
-def test_a_parameter_that_gets_no_gradient_is_said_once_all_layers_have_passed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, refused: Callable[..., str]
+def test_a_parameter_that_gets_no_gradient_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before an error of another layer it would mislead."""
-    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(A=Spare, B=Moody, C=OfOneSeed))
-    assert "training and evaluation mode" in refused(*COMMAND, "--mixer", "layers_of_others:A", "layers_of_others:B")
-    assert caplog.messages == []
+    monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(A=Spare, C=OfOneSeed))
     mad.main([*COMMAND, "--mixer", "layers_of_others:A", "--dry-run", "--out", str(tmp_path / "out")])
     said = "mixer 'layers_of_others:A': no gradient reaches mixer.a, which counts as a parameter all the same"
     assert said in caplog.messages

@@ -94,9 +94,8 @@ def test_one_setting_has_the_neighbours_and_verbose_all_rows_with_costs(width: i
     assert whole.endswith(text)
     of_rt = cells_of(whole.removesuffix(text), "rt")
     tokens, sequences = (0.985, 0.995), (0.4925, 0.4975)
-    wide = ["rt", as_shown(tokens), as_shown(sequences), "1 of 6", *costs]
-    first = wide if width == 200 else ["rt", as_shown(tokens, digits=2), "1 of 6"]
-    assert of_rt == ([first] if width == 200 else [first, ["rt", *costs]])
+    shown = [as_shown(tokens), as_shown(sequences)] if width == 200 else [as_shown(tokens, digits=2)]
+    assert of_rt == [["rt", *shown, "1 of 6"], ["rt", *costs]]
 
 
 def test_times_are_compared_where_both_were_trained_on_one_device() -> None:
@@ -114,7 +113,7 @@ def test_times_are_compared_where_both_were_trained_on_one_device() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"steps": 600}, "steps 600 (theirs 20,000)"),
+        ({"steps": 600}, "steps 600 (theirs 20000)"),
         ({"width": 64, "mlp_width": 128}, "width 64 (theirs 128), mlp-width 128 (theirs 512)"),
         ({"task_config": {"length": 48, "eval_examples": 1280}}, "length 48 (theirs 40)"),
         ({"optimizer": {"beta1": 0.9, "beta2": 0.95}}, "beta2 0.95 (theirs 0.98)"),

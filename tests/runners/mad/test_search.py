@@ -34,7 +34,7 @@ from runners.mad.training.protocol import Protocol, Run
 from runners.search import JOURNAL, open_storage
 from runners.tracking import Tracking
 from tasks.metrics import Counts, count, score
-from tasks.recall import InContextRecall
+from tasks.recall import InContextRecall, NoisyInContextRecall
 from tests.runners.mad.commands import OPTIONS, experiment, planned, trained
 from tests.runners.processes import forks, run_program, start, wait_for
 
@@ -270,15 +270,6 @@ def test_optuna_is_told_again_of_what_its_storage_has_lost(tmp_path: Path, start
     assert len(started) == 1
 
 
-def test_results_of_an_older_version_are_named_and_left(tmp_path: Path) -> None:
-    (tmp_path / "studies.journal").write_text("old")
-    text = io.StringIO()
-    options = replace(OPTIONS, out=tmp_path, lr=(1e-3,), weight_decay=(0.0,))
-    [*search.train_studies([experiment()], options, Console(file=text, width=200))]
-    assert "has results of an older version (studies.journal), which stay as they are" in text.getvalue()
-    assert (tmp_path / "studies.journal").read_text() == "old"
-
-
 # Several processes.
 
 
@@ -398,7 +389,8 @@ def test_a_log_has_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bar_of_80_columns_keeps_its_figures() -> None:
-    long = experiment(task="noisy-in-context-recall", difficulty="vocab-size-32", protocol=Protocol(steps=20_000))
+    task: Any = {"task": NoisyInContextRecall.name, "task_config": NoisyInContextRecall.Config(train_examples=40)}
+    long = experiment(**task, difficulty="vocab-size-32", protocol=Protocol(steps=20_000))
     metrics = Metrics(sequence_accuracy=0.123, token_accuracy=0.456, loss=1.0, score=0.1)
     text = io.StringIO()
     shown(

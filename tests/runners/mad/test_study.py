@@ -59,7 +59,7 @@ def test_figures_are_those_of_the_chosen_point(result: Study) -> None:
 
     # A row for each evaluation.
     curves = result.curves()
-    assert len(curves) == 2 * len(result.runs) == 10
+    assert len(curves) == 2 * len(result.table) == 10
     assert {*curves["step"]} == {2, 4}
     assert curves.notna().all(axis=None)
 

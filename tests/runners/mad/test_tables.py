@@ -36,14 +36,13 @@ GRID = [
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_a_study_has_its_points_the_choice_and_the_limits(width: int) -> None:
-    """On a narrow console in two tables."""
     lines = printed(GRID, width, verbose=True)
     rows = [line.split() for line in lines if line.startswith("→")]
     figures = [as_shown([0.6, 0.8]), as_shown([0.3, 0.4]), "1.000 (1.000–1.000)"]
     validation = [word for text in figures for word in f"{text}*".split()]
     test = [*validation[:4], "2"]
     name = ["→", "0.001", "0.1"]
-    assert rows == ([[*name, *validation], [*name, *test]] if width == 80 else [[*name, *validation, *test]])
+    assert rows == [[*name, *validation], [*name, *test]]
     assert ["0.0005", "0", "1", "of", "2", "diverged"] in [line.split() for line in lines]
     assert lines[-3:-1] == [
         f"rt on parity: token accuracy {as_shown([0.6, 0.8])}* at lr 0.001, weight decay 0.1, chosen by validation "

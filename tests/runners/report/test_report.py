@@ -154,7 +154,6 @@ def test_mean_ranks_are_among_the_layers_that_have_all_tasks(results: Path) -> N
     assert found is not None
     assert found.means == {"a": 1.25, "b": 1.75}
     assert found.intervals["a"] == (1.0, 2.0)
-    assert found.behind_first["a"] == (0.0, 0.0)
     assert mean_ranks({("a", "x"): [1.0]}, ["x"]) is None
     assert places({"a": 0.5, "b": 0.9, "c": 0.9}) == {"a": 3, "b": 1, "c": 1}
 

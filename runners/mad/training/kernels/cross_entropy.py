@@ -139,11 +139,6 @@ def cross_entropy_bwd_kernel(
     tl.store(dlogits_ptr + at_MU, dlogit_MU, (m < rows)[:, None] & (tl.arange(0, U) < V)[None, :])
 
 
-def fits_cross_entropy(V: int) -> bool:
-    """Return whether ``cross_entropy_method`` takes a vocabulary of this size."""
-    return V <= MAX_VOCABULARY
-
-
 def cross_entropy_method() -> Method:
     """Mean cross-entropy (R,) in nats over the targets of each run; NaN where a run has none.
 

@@ -30,7 +30,7 @@ def corpus_of(folder: Path, asked: int = 10**9, tokens_N: np.ndarray = TOKENS_N)
         end = min(begin + SHARD, len(tokens_N))
         rows = [(STARTS[n], 3 * n, 0) for n in range(len(LENGTHS)) if STARTS[n] < end and STARTS[n + 1] > begin]
         documents_D3 = np.array(rows, np.int64).reshape(-1, 3)
-        shards.append(write_shard(folder, f"train-{begin}", tokens_N[begin:end], documents_D3, begin))
+        shards.append(write_shard(folder, f"train-{begin}", tokens_N[begin:end], documents_D3))
     splits = {"train": Part(shards=tuple(shards)), "validation": Part()}
     manifest = Manifest(tokenizer="", vocab_size=2**16, end_of_text=0, sources={}, splits=splits)
     return Corpus(folder=folder, manifest=manifest, asked={"train": asked, "validation": 0})
@@ -75,17 +75,6 @@ def test_the_sequence_of_windows_does_not_depend_on_the_batch_size(corpus: Corpu
     assert [row for step in range(count // 6) for row in rows_of(windows.batch(step, 6))] == one_by_one[
         : count // 6 * 6
     ]
-
-
-def test_documents_are_those_whose_tokens_are_in_the_batch(corpus: Corpus) -> None:
-    owner = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
-    ordered, shuffled = Windows(corpus, "train", T, None), Windows(corpus, "train", T, 3)
-    place = {window(i): i for i in range(len(ordered))}
-    assert len(place) == len(ordered)
-    for windows, size in itertools.product((ordered, shuffled), (1, 4)):
-        for step in range(2 * len(windows) // size):
-            owners = [n for row in rows_of(windows.batch(step, size)) for n in owner[place[row] * T :][: T + 1]]
-            assert windows.documents(step, size) == [f"train/{3 * n}" for n in dict.fromkeys(owners)]
 
 
 @pytest.mark.parametrize("asked", [T + 1, SHARD, 3 * SHARD + 1, 10**9])

@@ -111,7 +111,6 @@ def test_the_shards_hold_every_document_once_with_end_of_text_after_it(source: S
     assert tokens_of(corpus, "validation") == source.encode(source.validation)
     train = corpus.manifest.splits["train"]
     assert (train.dropped, train.lines, train.complete) == (0, (25, 15), True)
-    assert sum(shard.documents for shard in train.shards) == 40
     assert all(shard.tokens == SHARD for shard in train.shards[:-1])
     assert corpus.manifest.vocab_size == 300
 

@@ -23,7 +23,6 @@ from mixers.transformer import Transformer
 from runners.c4.evaluation import downstream
 from runners.c4.evaluation.downstream import (
     Item,
-    Likelihood,
     Pair,
     encode_pair,
     evaluate_items,
@@ -110,11 +109,8 @@ def test_likelihoods_are_sums_over_prefixes(
     sizes = [(1, 1), (3, 2), (2, LENGTH - 1), (40, 3), (4, LENGTH), (5, LENGTH + 1), (1, 3 * LENGTH + 2), (30, 20)]
     pairs = [Pair(rng.integers(VOCAB, size=a).tolist(), rng.integers(VOCAB, size=b).tolist()) for a, b in sizes]
     *answers, nothing = log_likelihoods(model, [*pairs, Pair([END], [])], batch_size, LENGTH, CPU)
-    assert [answer.tokens for answer in answers] == [b for _, b in sizes]
-    assert [answer.log_probability for answer in answers] == pytest.approx(
-        [expected(model, p) for p in pairs], rel=1e-5
-    )
-    assert nothing == Likelihood(log_probability=0.0, tokens=0, greedy=True)  # the harness asks for it
+    assert [total for total, _ in answers] == pytest.approx([expected(model, p) for p in pairs], rel=1e-5)
+    assert nothing == (0.0, True)  # the harness asks for it
 
 
 # Scores.
@@ -255,7 +251,7 @@ def test_plain_and_packed_files_are_read_by_set(tmp_path: Path) -> None:
         ("{", "invalid json"),
         ("", "invalid json"),
         ("[" * 100_000, "invalid json"),
-        ("[]", "it holds no named entries"),
+        ("[]", "input should be an object"),
         (json.dumps({k: v for k, v in RECORD.items() if k != "gold"}), "gold: field required"),
         *((json.dumps({**RECORD, "gold": gold}), "gold is an index") for gold in (2, -1)),
         *((json.dumps({**RECORD, "gold": gold}), "gold: input should be a valid integer") for gold in (True, "1")),

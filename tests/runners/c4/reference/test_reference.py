@@ -207,13 +207,12 @@ def test_a_killed_command_continues_from_the_files_and_the_checkpoint(
         assert (done.lr, done.seed, done.metrics, done.curve) == (other.lr, other.seed, other.metrics, other.curve)
 
 
-@pytest.mark.parametrize("name", ["make_durable", "discard"])
-def test_a_run_keeps_its_checkpoints_until_its_record_is_on_the_disk(
-    name: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_keeps_its_checkpoints_until_its_record_is_written(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [*command[:-2], "transformer"]
     with monkeypatch.context() as patch:
-        patch.setattr(reference, name, lambda *_: interrupt())
+        patch.setattr(reference, "discard", lambda *_: interrupt())
         with pytest.raises(Interruption):
             reference.main(command)
     assert len(left(tmp_path)) == 1
