@@ -166,7 +166,8 @@ class Experiment(LayerChoice):
     @property
     def name(self) -> str:
         """Name of the study: layer, task, difficulty, and the start of the fingerprint."""
-        return f"{f'{self.label} {self.task} {self.difficulty}'[:LONGEST_NAME]} {self.fingerprint[:8]}"
+        words = f"{self.label} {self.task} {self.difficulty}"
+        return f"{words[:LONGEST_NAME]} {self.fingerprint[:8]}"
 
     def folder(self, out: Path) -> Path:
         """Return the folder of the study in a results folder."""
