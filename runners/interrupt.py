@@ -45,14 +45,14 @@ def heed_interrupts() -> None:
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[list[int]]:
-    """Yield a list to which each SIGINT (Ctrl-C) or SIGTERM is appended; a signal that is ignored stays ignored.
+def asked_to_stop(asked: list[int] | None = None) -> Iterator[list[int]]:
+    """Yield a list, new or given, to which each SIGINT (Ctrl-C) or SIGTERM is appended; an ignored one stays ignored.
 
     SIGTERM never interrupts, because schedulers and launchers send it more than once. A second SIGINT that comes
     ``SECONDS_OF_ONE_REQUEST`` after the first signal raises KeyboardInterrupt. Outside the main thread, which alone
     gets signals, the list stays empty.
     """
-    asked: list[int] = []
+    asked = [] if asked is None else asked
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return

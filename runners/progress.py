@@ -1,7 +1,9 @@
 """What is shown of a training: bars, lines in a log, and runs of Weights & Biases; and times in words."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Self, TypeVar
@@ -12,6 +14,8 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
     track,
@@ -81,6 +85,7 @@ class TrainingDisplay:
             auto_refresh=not console.is_jupyter,  # a notebook's output must not be written from another thread
         )
         self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
+        self._bar: TaskID | None = None
         self._logs: list[Any] = []
 
     def __enter__(self) -> Self:
@@ -93,7 +98,7 @@ class TrainingDisplay:
         """Open a bar in place of the last one."""
         self.remove_bar()
         self._bars.start()
-        self._bars.add_task(description, total=total, completed=done, figures="")
+        self._bar = self._bars.add_task(description, total=total, completed=done, figures="")
 
     def move_bar(self, step: int, figures: str, line: str, stays: bool = False) -> None:
         """Move the bar to a step, and show figures below it.
@@ -104,15 +109,16 @@ class TrainingDisplay:
             line: what is printed without a terminal, if a line is due.
             stays: whether the line is printed in any case.
         """
-        self._bars.update(self._bars.tasks[-1].id, completed=step, figures=figures)
+        self._bars.update(self._task.id, completed=step, figures=figures)
         if stays or (not self.console.is_terminal and time.monotonic() >= self._line_due):
             self.say(line)
             self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def remove_bar(self) -> None:
         """Remove the bar."""
-        for task in self._bars.tasks:
-            self._bars.remove_task(task.id)
+        if self._bar is not None:
+            self._bars.remove_task(self._bar)
+        self._bar = None
 
     def open_log(self, **settings: Any) -> None:
         """Open a W&B run with the arguments of ``Tracking.open_run``, unless the mode is ``disabled``."""
@@ -134,6 +140,25 @@ class TrainingDisplay:
     def close(self) -> None:
         """Release the terminal, on which the bar stays, and close W&B runs that are still open."""
         self._bars.stop()
+        self._end()
+
+    @contextmanager
+    def beside(self) -> Iterator[Self]:
+        """Yield a display of the same terminal with a bar and W&B runs of its own."""
+        other = copy(self)
+        other._bar, other._logs = None, []
+        try:
+            yield other
+        finally:
+            other._end()
+
+    @property
+    def _task(self) -> Task:
+        """What the bar counts."""
+        return next(task for task in self._bars.tasks if task.id == self._bar)
+
+    def _end(self) -> None:
+        """Remove the bar, and close W&B runs that are still open."""
         self.remove_bar()
         for log in self._logs:
             log.finish()

@@ -36,7 +36,7 @@ class Display(TrainingDisplay):
 
     def resumed(self, step: int) -> None:
         """Say after which step the ensemble resumes; measure its speed from there."""
-        task = self._bars.tasks[-1]
+        task = self._task
         self._bars.reset(task.id, completed=step)
         self.say(f"{task.description}: resumes after step {step}")
 
@@ -58,7 +58,7 @@ class Display(TrainingDisplay):
 
     def progressed(self, step: int) -> None:
         """Move the bar to a step; without a terminal print a line if one is due."""
-        task = self._bars.tasks[-1]
+        task = self._task
         self._bars.update(task.id, completed=step)
         speed = f"{task.speed:.2f} steps/s" if task.speed else ""
         figures = [*filter(None, (self._figures, speed))]

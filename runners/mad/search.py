@@ -11,7 +11,8 @@ For each experiment:
 6. The test split is read for the chosen point (``runners.mad.chosen``).
 
 On several GPUs, a process for each trains what it can claim. So it is with several cores and the ladders of a profile,
-which are independent. Nothing passes between processes but the folders.
+which are independent; on a GPU one process trains several of these in turns. Nothing passes between processes but the
+folders.
 """
 
 import math
@@ -23,7 +24,7 @@ import threading
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import groupby
@@ -40,7 +41,7 @@ from rich.console import Console
 from mixers.costs import costs
 from runners.device import device_name, find_devices, find_places, ran_out_of_memory, shared_threads
 from runners.files import DamagedFileError, save_tensors
-from runners.interrupt import INTERRUPTED, StoppedError
+from runners.interrupt import INTERRUPTED, StoppedError, asked_to_stop
 from runners.mad.checks import check, check_ladders
 from runners.mad.chosen import (
     CHECKPOINT,
@@ -69,6 +70,8 @@ from runners.runs import claimed
 from runners.search import Outcome, ask, catch_up, naming_storage, open_storage, open_study, report, tell
 
 SECONDS_BETWEEN_LOOKS = 1.0
+LADDERS = 4
+"""Ladders of a profile that a GPU trains at a time."""
 DISTRIBUTIONS: dict[str, BaseDistribution] = {
     "lr": FloatDistribution(*BOUNDS["lr"], log=True),
     "weight_decay": FloatDistribution(*BOUNDS["weight_decay"]),
@@ -105,8 +108,8 @@ def train_studies(experiments: Sequence[Experiment], options: Options, console: 
         Display(console, options) as display,
         in_other_processes(places, experiments, options),
         shared_threads(places),
+        closing(Worker(options, places, places[0], storage, display)) as worker,
     ):
-        worker = Worker(options, places, places[0], storage, display)
         for n, experiment in enumerate(experiments):
             if not runs_of(experiment, options):
                 continue  # a rung that others decide
@@ -239,9 +242,18 @@ class Search:
                 ensembles.append((ensemble, waiting))
             yield ensembles
 
-    def train_ensemble(self, runs: Mapping[Path, Run], waiting: int) -> None:
+    def train_missing(self, asked: Sequence[int]) -> Generator[None]:
+        """Train missing runs that no other process trains; yields as ``train`` does, and not if there are none."""
+        with self.claim(missing_runs(self.experiment, self.options)) as ensembles:
+            for runs, waiting in ensembles:
+                with self.display.beside() as display:
+                    yield from self.train_ensemble(runs, waiting, display, asked)
+
+    def train_ensemble(
+        self, runs: Mapping[Path, Run], waiting: int, display: Display, asked: Sequence[int]
+    ) -> Generator[None]:
         """Train claimed runs, by their folders; write and tell each result. ``waiting`` runs come after them."""
-        experiment, display = self.experiment, self.display
+        experiment = self.experiment
         trials = [
             ask(self.study, self.distributions, folder.name, {name: getattr(run, name) for name in self.distributions})
             for folder, run in runs.items()
@@ -260,7 +272,7 @@ class Search:
                 evaluated(points[0].step, points)
 
         try:
-            results = train(
+            results = yield from train(
                 experiment.build,
                 experiment.instance,
                 experiment.protocol,
@@ -271,6 +283,7 @@ class Search:
                 resumed,
                 display.progressed,
                 experiment.until,
+                asked,
             )
         except Exception as error:
             if ran_out_of_memory(error):
@@ -349,6 +362,9 @@ class Search:
 class Worker:
     """Trains what it can claim on one device, whichever study it belongs to.
 
+    On a GPU, which an ensemble of small models does not fill, the ladders of a profile are trained several at a time:
+    each has a stream of its own, and while the GPU takes the steps of one, the next is handed its own.
+
     Args:
         options: the grid, and where and how it is trained.
         places: devices of all processes.
@@ -367,6 +383,11 @@ class Worker:
     ) -> None:
         self.options, self.places, self.device, self.storage, self.display = options, places, device, storage, display
         self._searches: dict[str, Search] = {}
+        self._trainings: dict[str, tuple[Generator[None], torch.cuda.Stream | None]] = {}
+        self._asked: list[int] = []
+        self._streams: list[torch.cuda.Stream | None] = [None]
+        if device.type == "cuda" and options.preset == "profile":
+            self._streams = [torch.cuda.Stream(device) for _ in range(LADDERS)]
 
     def search(self, experiment: Experiment) -> Search:
         """Return the search of an experiment, opened at its first use."""
@@ -377,14 +398,45 @@ class Worker:
         return self._searches[experiment.name]
 
     def train_some(self, experiments: Sequence[Experiment]) -> bool:
-        """Train runs of the first experiment that has some that no other process trains; return whether one had."""
-        for experiment in experiments:
-            if missing := missing_runs(experiment, self.options):
-                with (search := self.search(experiment)).claim(missing) as ensembles:
-                    for runs, waiting in ensembles:
-                        search.train_ensemble(runs, waiting)
-                if ensembles:
-                    return True
+        """Train on up to the next evaluation; return whether there was something that no other process trains.
+
+        Trainings that end make room for those of the first experiments that have missing runs.
+
+        Raises:
+            StoppedError: SIGINT or SIGTERM has come, and the checkpoints of all trainings are written.
+        """
+        with asked_to_stop(self._asked):
+            try:
+                busy = bool(self._trainings)
+                for name in [*self._trainings]:
+                    self._go_on(name)
+                for experiment in experiments:
+                    if not self._streams:
+                        break
+                    if experiment.name not in self._trainings and missing_runs(experiment, self.options):
+                        work = self.search(experiment).train_missing(self._asked)
+                        self._trainings[experiment.name] = work, self._streams.pop()
+                        busy |= self._go_on(experiment.name)
+            except StoppedError:
+                for name in [*self._trainings]:
+                    with suppress(StoppedError):
+                        self._go_on(name)
+                raise
+        return busy
+
+    def close(self) -> None:
+        """End trainings that are under way, whose runs others may claim."""
+        for work, _ in self._trainings.values():
+            work.close()
+
+    def _go_on(self, name: str) -> bool:
+        """Hand a training its next steps; forget it at its end, and return whether it goes on."""
+        work, stream = self._trainings[name]
+        with torch.cuda.stream(stream) if stream else nullcontext():
+            for _ in work:
+                return True
+        del self._trainings[name]
+        self._streams.append(stream)
         return False
 
 
@@ -424,8 +476,11 @@ def help_out(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
-        with Display(open_console(quiet=True), options) as display, shared_threads(places):
-            worker = Worker(options, places, device, open_storage(options.place), display)
+        with (
+            Display(open_console(quiet=True), options) as display,
+            shared_threads(places),
+            closing(Worker(options, places, device, open_storage(options.place), display)) as worker,
+        ):
             while any(missing_runs(experiment, options) for experiment in experiments):
                 if not worker.train_some(experiments):
                     time.sleep(SECONDS_BETWEEN_LOOKS)

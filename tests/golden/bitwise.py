@@ -19,10 +19,10 @@ from mixers import MIXERS
 from mixers.base import Shape
 from mixers.models import LanguageModel
 from runners.c4.config import Config
-from runners.mad.training.loop import train
 from runners.mad.training.protocol import Protocol, Run
 from tasks import TASKS
 from tests.golden.rehearsal import CPU, pretrain
+from tests.runners.mad.training.whole import train
 
 STEPS = 24
 

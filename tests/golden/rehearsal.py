@@ -24,10 +24,11 @@ from runners.c4.config import Config
 from runners.c4.distributed import World
 from runners.c4.model import build, mean_loss
 from runners.c4.step import ModelStepper, learning_rate
-from runners.mad.training.loop import CurvePoint, train
+from runners.mad.training.loop import CurvePoint
 from runners.mad.training.protocol import Optimizer, Protocol, Run
 from tasks import TASKS
 from tasks.base import IGNORE, Batch, Split
+from tests.runners.mad.training.whole import train
 
 FOLDER = Path(__file__).parent
 TOLERANCE = 1e-5

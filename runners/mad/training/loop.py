@@ -28,7 +28,7 @@ because products of another size may round differently.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from torch import Tensor
 
 from mixers.models import Backbone
 from runners.files import load_tensors, save_tensors, typed
-from runners.interrupt import StoppedError, asked_to_stop
+from runners.interrupt import StoppedError
 from runners.mad.training.ensemble import Ensemble, Resident, evaluate
 from runners.mad.training.protocol import Protocol, Run
 from runners.mad.training.step import Stepper
@@ -126,8 +126,11 @@ def train(
     resumed: Resumed = lambda step, curves: None,
     progressed: Progressed = lambda step: None,
     until: float = math.inf,
-) -> list[Result]:
+    asked: Sequence[int] = (),
+) -> Generator[None, None, list[Result]]:
     """Train runs together.
+
+    Yields before each evaluation, when the device has the steps up to it: on a GPU, others can be trained meanwhile.
 
     Args:
         build: makes the model of one run, with parameters from torch's global generator.
@@ -141,6 +144,7 @@ def train(
         resumed: called if training resumes.
         progressed: called between evaluations.
         until: token accuracy on the validation split with which a run ends; the ensemble ends with the last one.
+        asked: signals that have come, as of ``runners.interrupt.asked_to_stop``.
 
     Returns:
         The result of each run.
@@ -155,34 +159,34 @@ def train(
 
     evaluations = protocol.evaluation_steps(loop.ensemble.optimizer.total_steps)
     done, on_cpu = len(loop.curves[0]), device.type == "cpu"
-    with asked_to_stop() as asked:
-        for target in evaluations[done:]:
-            if all(curve and (curve[-1].validation is None or loop.ending(curve)) for curve in loop.curves):
+    for target in evaluations[done:]:
+        if all(curve and (curve[-1].validation is None or loop.ending(curve)) for curve in loop.curves):
+            break
+        loop.counted = time.monotonic()
+
+        # One step on a CPU, which may need seconds for it; up to the end of the epoch on a GPU.
+        while loop.step < target:
+            epoch, within_epoch = divmod(loop.step, loop.stepper.steps_per_epoch)
+            steps = 1 if on_cpu else min(loop.stepper.steps_per_epoch - within_epoch, target - loop.step)
+            loop.stepper.begin(epoch)
+            for _ in range(steps):
+                loop.stepper.take_step()
+            loop.step += steps
+            if loop.step == target:
                 break
-            loop.counted = time.monotonic()
-
-            # One step on a CPU, which may need seconds for it; up to the end of the epoch on a GPU.
-            while loop.step < target:
-                epoch, within_epoch = divmod(loop.step, loop.stepper.steps_per_epoch)
-                steps = 1 if on_cpu else min(loop.stepper.steps_per_epoch - within_epoch, target - loop.step)
-                loop.stepper.begin(epoch)
-                for _ in range(steps):
-                    loop.stepper.take_step()
-                loop.step += steps
-                if loop.step == target:
-                    break
-                loop.stop_if(asked)
-
-                # A GPU may be far behind the steps that it was handed, but not when a checkpoint has been read from it.
-                if loop.count_and_save() or (on_cpu and loop.counted - loop.reported > SECONDS_BETWEEN_REPORTS):
-                    progressed(loop.step)
-                    loop.reported = loop.counted
-
-            # Stop before the listener, which may find that other processes have stopped too.
-            loop.add_points()
-            loop.count_and_save()
             loop.stop_if(asked)
-            listener(target, [curve[-1] for curve in loop.curves])
+
+            # A GPU may be far behind the steps that it was handed, but not when a checkpoint has been read from it.
+            if loop.count_and_save() or (on_cpu and loop.counted - loop.reported > SECONDS_BETWEEN_REPORTS):
+                progressed(loop.step)
+                loop.reported = loop.counted
+
+        # Stop before the listener, which may find that other processes have stopped too.
+        yield
+        loop.add_points()
+        loop.count_and_save()
+        loop.stop_if(asked)
+        listener(target, [curve[-1] for curve in loop.curves])
     return loop.results()
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from mixers.registry import find_mixer
 from mixers.transformer import Transformer
 from runners import progress
 from runners.files import load_tensors
+from runners.interrupt import StoppedError
 from runners.mad import charts, search
 from runners.mad import experiment as experiment_module
 from runners.mad.display import Display
@@ -68,10 +69,46 @@ def altered(monkeypatch: pytest.MonkeyPatch, change: Callable[[Run, Result], Res
     """Let the search see changed results of its runs."""
     real = search.train
 
-    def train(*arguments: Any) -> list[Result]:
-        return [change(run, result) for run, result in zip(arguments[3], real(*arguments), strict=True)]
+    def train(*arguments: Any) -> Generator[None, None, list[Result]]:
+        results = yield from real(*arguments)
+        return [change(run, result) for run, result in zip(arguments[3], results, strict=True)]
 
     monkeypatch.setattr(search, "train", train)
+
+
+def test_trainings_that_take_turns_end_as_each_alone_also_when_they_are_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU trains the ladders of a profile, here on a CPU."""
+    lengths = [
+        InContextRecall.Config(length=length, train_examples=40, eval_examples=30) for length in (16, 18, 20, 22)
+    ]
+    studies = [experiment(task_config=config) for config in lengths]
+    options = replace(OPTIONS, lr=(1e-3,), weight_decay=(0.0, 0.1))
+
+    def figures(out: Path) -> list[list[Any]]:
+        tables = [table for _, table in search.train_studies(studies, replace(options, out=out), Console(quiet=True))]
+        return pd.concat(tables)[["study", "weight_decay", "metrics", "curve"]].values.tolist()
+
+    alone, real, turns = figures(tmp_path / "alone"), search.Worker, []
+
+    def of_three(*arguments: Any) -> search.Worker:
+        worker = real(*arguments)
+        worker._streams = [None] * 3
+        return worker
+
+    def evaluated(display: Display, step: int, points: Sequence[CurvePoint]) -> None:
+        turns.append(step)
+        if len(turns) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(search, "Worker", of_three)
+    monkeypatch.setattr(Display, "evaluated", evaluated)
+    with pytest.raises(StoppedError):
+        figures(tmp_path / "turns")
+    assert turns[:4] == [2, 2, 2, 4]
+    assert len(list((tmp_path / "turns").rglob(search.CHECKPOINT))) == 6
+    assert figures(tmp_path / "turns") == alone
 
 
 def scored(result: Result, value: float) -> Result:

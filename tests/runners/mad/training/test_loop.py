@@ -22,12 +22,13 @@ from runners.interrupt import StoppedError
 from runners.mad.training import ensemble as evaluate_module
 from runners.mad.training import loop as train_module
 from runners.mad.training.ensemble import Ensemble, Resident, evaluate
-from runners.mad.training.loop import CurvePoint, Result, train
+from runners.mad.training.loop import CurvePoint, Result
 from runners.mad.training.protocol import Protocol, Run
 from runners.mad.training.step import data_order
 from tasks import TASKS
 from tasks.base import Split
 from tasks.metrics import Counts, count, score
+from tests.runners.mad.training.whole import train
 
 CPU = torch.device("cpu")
 TASK = TASKS["in-context-recall"](TASKS["in-context-recall"].Config(length=16, train_examples=40, eval_examples=30))
