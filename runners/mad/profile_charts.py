@@ -63,8 +63,9 @@ def draw_profiles(found: pd.DataFrame, standing: pd.DataFrame, own: Collection[s
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.set(xlim=(-0.1, len(headings)), ylim=(top, -0.5))
     axes.spines[:].set_visible(False)
-    meaning = "marks: means over six rungs; lines: 95% intervals over seeds; *: the largest learning rate of the grid"
-    return _finished(figure, names, f"scores from chance (left) to the ceiling (right); {meaning}")
+    shown = "marks: means over rungs; lines: 95% intervals over seeds; tiers: over abilities, too"
+    text = f"scores from chance (left) to the ceiling (right); {shown}; *: the largest learning rate"
+    return _finished(figure, names, text)
 
 
 @PLAIN_TEXT
