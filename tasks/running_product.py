@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.base import IGNORE, Accuracy, Batch, Tokens, require, switch
+from tasks.base import IGNORE, Accuracy, Batch, Floats, Tokens, require, switch
 from tasks.extrapolation import Extrapolation
 
 
@@ -85,6 +85,12 @@ class RunningProduct(Extrapolation):
         scored_ST = position_T == ends_S1 - 1 if self.config.last_only else position_T < ends_S1
         inputs_ST = np.where(position_T < ends_S1, inputs_ST, elements)
         return Batch(inputs_ST=inputs_ST, targets_ST=np.where(scored_ST, targets_ST, IGNORE), scored_ST=scored_ST)
+
+    def candidates(self, batch: Batch) -> Floats:
+        """The first element is its own product."""
+        candidates_ST = super().candidates(batch)
+        candidates_ST[:, 0] = 1
+        return candidates_ST
 
     def ceiling(self, split: str) -> Accuracy:
         """Return 1: every answer is the product of elements that stand in the input up to its position."""

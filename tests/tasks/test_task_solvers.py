@@ -147,6 +147,8 @@ CHANCE: list[tuple[str, dict[str, Any]]] = [
 
 def narrowed(name: str, batch: Batch, s: int, t: int, possible: Tokens) -> Tokens:
     """Return the answers that are possible where a sequence shows which ones it asks for, and not whose they are."""
+    if name in {"parity", "s5-permutations", "group-words"} and t == 0:  # the first element is its own product
+        return batch.targets_ST[s, :1]
     if name in {"mqar", "forgetting-mqar", "joint-keys"}:  # the values of its keys, each asked for once
         return batch.targets_ST[s][batch.scored_ST[s]]
     if name in {"copying", "selective-copying"} or name.endswith("in-context-recall"):
