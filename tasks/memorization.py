@@ -20,9 +20,8 @@ class Memorization(Task):
     before it never occurs). The map is one-to-one, the same for all splits, and depends on the data seed alone. A value
     never stands in the input. Only the insert tokens have targets.
 
-    With ``key_pairs``, a key is one of so many pairs of key tokens, drawn without replacement, and its value any of the
-    values, drawn uniformly. Keys of one token lie in the embedding; pairs have to be joined, and fill the layer's own
-    parameters.
+    With ``key_pairs``, that many pairs of key tokens are the keys, all different, and each has a value drawn uniformly.
+    Keys of one token lie in the embedding; pairs have to be joined, and fill the layer's own parameters.
 
     Example, first sequence of the test split of ``Config(vocab_size=8, length=8, train_examples=4, eval_examples=1)``,
     whose map is 0-5, 1-3, 2-4; ``_`` is no target, ``^`` a scored position::

@@ -71,8 +71,8 @@ class Permutations(RunningProduct):
     name = "s5-permutations"
     sweeps: ClassVar[dict[str, tuple[Any, ...]]] = {"degree": (3, 4), "length": (8, 32, 64)}
     ladder = Ladder(
-        # S3, the smallest group that does not commute: of S5 no single layer learns more than the first element, at any
-        # length. Below 12 permutations there are too few sequences for a test split that training does not show.
+        # S3, the smallest group that does not commute: of S5 three layers learned no more than the first element in the
+        # steps of a profile. Below 12 permutations there are too few sequences for a test split that training lacks.
         axis="length",
         rungs={length: {"length": length} for length in (12, 24, 48, 96, 160, 256)},
         shared={"degree": 3, "extrapolation_factors": ()},

@@ -63,9 +63,9 @@ def draw_profiles(found: pd.DataFrame, standing: pd.DataFrame, own: Collection[s
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.set(xlim=(-0.1, len(headings)), ylim=(top, -0.5))
     axes.spines[:].set_visible(False)
-    shown = "marks: means over rungs; lines: 95% intervals over seeds; tiers: over abilities, too"
-    text = f"scores from chance (left) to the ceiling (right); {shown}; *: the largest learning rate"
-    return _finished(figure, names, text)
+    marks = "marks: means over rungs; lines: 95% intervals over seeds; tiers: over abilities, too"
+    title = f"scores from chance (left) to the ceiling (right); {marks}; *: the largest learning rate"
+    return _finished(figure, names, title)
 
 
 @PLAIN_TEXT

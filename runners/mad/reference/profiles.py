@@ -180,11 +180,11 @@ def profiles_page(found: pd.DataFrame, standing: pd.DataFrame, facts: pd.DataFra
         [f"`{row['layer']}`", str(row["width"]), abbreviated(int(row["floats"])), row["task"], capacity(row)]
         for row in sized.sort_values(["task", "layer"], kind="stable").to_dict("records")
     ]
-    parts += [
-        "## Capacity against the state",
-        "![Capacity against the size of the state](state.png)",
-        markdown(["layer", "width", "state", "ability", "capacity"], lines),
-    ] * bool(lines) + ["## Ladders", "![Score of each rung](ladders.png)"]
+    if lines:
+        picture = "![Capacity against the size of the state](state.png)"
+        capacities = markdown(["layer", "width", "state", "ability", "capacity"], lines)
+        parts += ["## Capacity against the state", picture, capacities]
+    parts += ["## Ladders", "![Score of each rung](ladders.png)"]
     for task in tasks:
         ladder = ladder_of(task)
         lines = [
