@@ -16,6 +16,7 @@ OF_MEMORY = re.compile("out of memory|can't allocate memory|can't start new thre
 """In messages of errors that a lack of memory causes, where their type does not tell."""
 MOST_PROCESSES = 8
 """Processes that share a CPU at most; each takes about a gigabyte."""
+PROCESSES_PER_GPU = 4
 
 
 def find_devices(name: str) -> list[torch.device]:
@@ -34,16 +35,20 @@ def find_devices(name: str) -> list[torch.device]:
     return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
 
 
-def find_places(name: str, independent: bool) -> list[torch.device]:
-    """Return the devices of processes that share work: each GPU once; the CPU once, or for each core if that is better.
+def find_places(name: str, ladders: int) -> list[torch.device]:
+    """Return the devices of processes that share work: each once, or several times if the work is that of a profile.
+
+    Its ladders of difficulty are independent. So one thread for each is faster than several for one, and small models
+    leave room on a GPU.
 
     Args:
         name: as ``find_devices`` takes it.
-        independent: whether the parts of the work are, and many; then one thread for each is faster than several.
+        ladders: how many there are; 0 for other work.
     """
     devices = find_devices(name)
-    several = independent and devices[0].type == "cpu"
-    return devices * (min(MOST_PROCESSES, torch.get_num_threads()) if several else 1)
+    if devices[0].type == "cuda":
+        return devices * max(1, min(PROCESSES_PER_GPU, ladders // len(devices)))
+    return devices * (min(MOST_PROCESSES, torch.get_num_threads()) if ladders else 1)
 
 
 @contextmanager
@@ -59,7 +64,7 @@ def shared_threads(places: Sequence[torch.device]) -> Iterator[None]:
 
 
 def captured(run: Callable[[], object]) -> Callable[[], None]:
-    """Return the replay of a pass that is captured as a CUDA graph.
+    """Return the replay of a pass that is captured as a CUDA graph; what the pass reads must live as long.
 
     It is warmed up on a side stream before (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
     """

@@ -119,12 +119,14 @@ class Pass(NamedTuple):
         is_finite: returns whether the results of the last one are finite.
         tokens: tokens that it reads.
         facts: what else the record holds.
+        held: what a CUDA graph reads, and nothing else would keep.
     """
 
     run: Callable[[], object]
     is_finite: Callable[[], bool]
     tokens: int
     facts: Mapping[str, Any] = {}
+    held: object = None
 
 
 class Skipped(Exception):
@@ -256,7 +258,8 @@ def random_pass(
         autocast=product_precision(device) == "bfloat16",
     )
     replay = captured(run) if implementation.graph else run
-    return Pass(replay, lambda: all(bool(y.isfinite().all()) for y in results), (runs or 1) * batch * length)
+    tokens = (runs or 1) * batch * length
+    return Pass(replay, lambda: all(bool(y.isfinite().all()) for y in results), tokens, held=run)
 
 
 # The comparison with float64.

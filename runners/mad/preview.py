@@ -88,7 +88,7 @@ def print_duration(experiments: Sequence[Experiment], options: Options, console:
     for experiment in sorted(experiments, key=lambda e: e.task_config.train_length):
         layers.setdefault((experiment.label, experiment.shape), []).append(experiment)
 
-    longest, places = 0.0, find_places(options.device, independent=True)
+    longest, places = 0.0, find_places(options.device, ladders=1)
     with console.status("timing steps"), shared_threads(places):
         for ladders in layers.values():
             starts, rates = [e for e in ladders if e.rung == START], {}

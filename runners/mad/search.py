@@ -10,8 +10,8 @@ For each experiment:
 5. If nothing is left to claim, the process waits for those of others.
 6. The test split is read for the chosen point (``runners.mad.chosen``).
 
-On several GPUs, a process for each trains what it can claim. So it is with several cores and the ladders of a profile,
-which are independent. Nothing passes between processes but the folders.
+On several GPUs, a process for each trains what it can claim. The ladders of a profile, which are independent, have
+several processes a GPU, or one for each core. Nothing passes between processes but the folders.
 """
 
 import math
@@ -98,7 +98,8 @@ def train_studies(experiments: Sequence[Experiment], options: Options, console: 
     # Classes of a notebook or a program are known to this process alone.
     alone = any("__main__:" in name for e in experiments for name in (e.mixer, e.task))
     most = 1 if alone else len(experiments) * len(options.runs)
-    places = find_places(options.device, options.preset == "profile")[:most]
+    ladders = {(experiment.label, experiment.task) for experiment in experiments if options.preset == "profile"}
+    places = find_places(options.device, len(ladders))[:most]
     storage = open_storage(options.place)
     with (
         naming_storage(options.place),

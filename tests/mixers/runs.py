@@ -71,6 +71,7 @@ def check_errors(
 def check_graph(call: Callable[[], dict[str, Tensor]]) -> None:
     """Compare results of a CUDA graph, replayed twice, bitwise with those of a call."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         want = call()
     stream.synchronize()

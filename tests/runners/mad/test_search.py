@@ -325,7 +325,7 @@ def run_on_two_devices(arguments: Sequence[str], output: Path) -> None:
     """Body of a process: the program, whose second device has a process of its own, here a fork of this one."""
     context = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda kind: context  # type: ignore[assignment]
-    search.find_places = lambda name, independent: [torch.device("cpu")] * 2
+    search.find_places = lambda name, ladders: [torch.device("cpu")] * 2
     progress.SECONDS_TO_FIRST_LINE = 0.0
     train_undiagnosed(arguments, output)
 
