@@ -45,6 +45,12 @@ class Costs:
     state_floats: dict[int, int] | None
     flops_per_token: dict[int, int] | None
 
+    def times(self, layers: int) -> "Costs":
+        """Return the costs of several such layers."""
+        by_length = (self.state_floats, self.flops_per_token)
+        state, flops = (y and {length: layers * figure for length, figure in y.items()} for y in by_length)
+        return Costs(parameters=layers * self.parameters, state_floats=state, flops_per_token=flops)
+
 
 _counted: dict[tuple[type[Layer], str, Shape], Costs] = {}
 

@@ -79,8 +79,8 @@ class Record:
         gradient: norm of the gradient at each distance, ``norm``, with half of its 95% interval, ``half_width``.
         ceiling: best possible accuracies on the test split, ``sequence`` and ``token``.
         chance: accuracies of guessing, likewise.
-        parameters: parameters of a layer or a whole stack; of a language model, of the whole model.
-        state: floats of a layer's state by the number of positions; None if they cannot be counted.
+        parameters: parameters of all layers; of a language model, of the whole model.
+        state: floats of their states by the number of positions; None if they cannot be counted.
         flops_per_token: FLOPs of a forward pass per token by the number of positions; None likewise.
         remark: remark in tables; None for none.
         seconds: time of training; runs that are trained together share it.

@@ -16,7 +16,7 @@ from mixers.costs import LENGTHS
 COSTS = ("parameters", *(f"state\n{length}" for length in LENGTHS), "FLOPs\n/ token")
 """Headings of ``cost_cells``."""
 FOOTNOTE = (
-    f"costs of one layer or of a whole stack, one sequence; state: floats up to {LENGTHS[0]} and {LENGTHS[1]} "
+    f"costs of all layers, one sequence; state: floats up to {LENGTHS[0]} and {LENGTHS[1]} "
     f"positions; FLOPs: forward pass over {LENGTHS[0]} positions, matrix products and convolutions only, "
     "masked ones too"
 )

@@ -126,8 +126,9 @@ def optimizer_step(
         stepper.take_step()
 
     return Pass(
-        lambda: stepper.take_step(),  # keeps the stepper: its tensors are read by the graph that replays
+        stepper.take_step,
         lambda: bool((ensemble.diverged_R < 0).all()),
         tokens=runs * batch_size * data.inputs_ST.shape[1],
         facts={"methods": list(methods), "compiled": ensemble.is_compiled},
+        held=stepper,
     )

@@ -77,13 +77,14 @@ class LayerChoice:
 
     @property
     def costs(self) -> Costs:
-        """Costs of one layer, or of a whole stack.
+        """Costs of all layers.
 
         Raises:
             ValueError: the layer cannot be built.
         """
         with building(self.mixer):
-            return costs(self.layer, self.mixer_config, self.shape)
+            found = costs(self.layer, self.mixer_config, self.shape)
+        return found if issubclass(self.layer, StackLayer) else found.times(self.shape.layers)
 
 
 @dataclass(frozen=True, kw_only=True)

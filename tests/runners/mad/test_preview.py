@@ -67,6 +67,11 @@ def test_a_list_shows_costs_of_the_layers_with_their_options(
     rows, _ = printed("--list", "--mixer", "transformer", *HEADS, *SMALL, "--short-convolution", "3")
     assert rows["transformer-heads-2+conv3"][:2] == [abbreviated(figures[0] + 3 * 16), abbreviated(figures[1] + 2 * 16)]
 
+    # Of several layers.
+    rows, _ = printed("--list", "--mixer", "transformer", "4*transformer", *SMALL, "--layers", "4")
+    assert rows["transformer-4-layers"][:3] == [abbreviated(4 * figure) for figure in figures[:3]]
+    assert rows["transformer-4-layers"][:4] == rows["4*transformer"][:4]
+
 
 def test_the_longest_names_stay_whole_at_80_columns(
     printed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
