@@ -23,6 +23,9 @@ IGNORE = -100
 BLOCK = 1_280
 """Sequences drawn from one random stream. A split is made of whole blocks, so that a smaller split is a prefix."""
 
+LONG = 10 * BLOCK
+"""Sequences beyond which a training split is drawn for training alone; its first block stands for it before."""
+
 FRESH = 102_400
 """Training sequences of a rung, too many to be learnt by heart: 80 blocks, 800 steps of 128 sequences."""
 
@@ -195,17 +198,17 @@ class Task(ABC):
         The validation and test splits do not depend on ``train_examples``; a smaller split is a prefix of a larger one.
 
         Raises:
-            SplitOverlapError: if any two of the splits share an example.
+            SplitOverlapError: if it is the training split and shares an example with another split or an extrapolation
+                set, or if these two splits share one.
             ValueError: if a token is not in ``[0, vocab_size)``, or a scored position has no target.
             KeyError: if ``name`` is not a split.
         """
-        return self._splits[name]
+        return self._train if name == "train" else self._others[name]
 
     def extrapolation_sets(self) -> Mapping[str, Batch]:
         """Return the extrapolation sets by name, drawn once.
 
         Raises:
-            SplitOverlapError: if a set shares an example with the training split.
             ValueError: as for splits.
         """
         return self._extrapolation_sets
@@ -216,7 +219,7 @@ class Task(ABC):
         Raises:
             KeyError: if there is none.
         """
-        return self._extrapolation_sets[name] if name in self.extrapolation_names else self._splits[name]
+        return self._extrapolation_sets[name] if name in self.extrapolation_names else self.split(name)  # type: ignore[arg-type]
 
     def chance(self, split: str) -> Accuracy:
         """Return the expected accuracy of a solver that draws each answer uniformly from its ``candidates``.
@@ -236,10 +239,14 @@ class Task(ABC):
         return np.full(batch.scored_ST.shape, float(self.answer_count))
 
     def fingerprint(self) -> str:
-        """Return the SHA-256, in hexadecimal, over all splits and extrapolation sets; equal on every platform."""
+        """Return the SHA-256, in hexadecimal, over all splits and extrapolation sets; equal on every platform.
+
+        Of a training split of more than ``LONG`` sequences it is over the first block.
+        """
         digest = hashlib.sha256()
         for name in (*get_args(Split), *self.extrapolation_names):
-            batch = self.batch(name)
+            is_long = name == "train" and self.config.train_examples > LONG
+            batch = self._draw(name, BLOCK) if is_long else self.batch(name)
             digest.update(f"{name} {batch.inputs_ST.shape}".encode())
             for array_ST in (batch.inputs_ST, batch.targets_ST, batch.scored_ST):
                 digest.update(np.ascontiguousarray(array_ST, dtype="<i4").data)
@@ -261,23 +268,22 @@ class Task(ABC):
         return {row.tobytes() for row in batch.inputs_ST.astype("<i4")}
 
     @cached_property
-    def _splits(self) -> dict[str, Batch]:
-        counts = {"train": self.config.train_examples}
-        splits = {name: self._draw(name, counts.get(name, self.config.eval_examples)) for name in get_args(Split)}
+    def _others(self) -> dict[str, Batch]:
+        return {name: self._draw(name, self.config.eval_examples) for name in get_args(Split) if name != "train"}
 
-        examples = {name: self.examples(batch) for name, batch in splits.items()}
-        for first, second in itertools.combinations(splits, 2):
+    @cached_property
+    def _train(self) -> Batch:
+        train = self._draw("train", self.config.train_examples)
+        examples = {name: self.examples(batch) for name, batch in {"train": train, **self._others}.items()}
+        for first, second in itertools.combinations(examples, 2):
             self._check_disjoint(first, examples[first], second, examples[second])
-        return splits
+        for name, batch in self._extrapolation_sets.items():
+            self._check_disjoint("train", examples["train"], name, self.examples(batch))
+        return train
 
     @cached_property
     def _extrapolation_sets(self) -> dict[str, Batch]:
-        sets = {name: self._draw(name, self.config.eval_examples) for name in self.extrapolation_names}
-
-        train = self.examples(self.split("train")) if sets else set()
-        for name, batch in sets.items():
-            self._check_disjoint("train", train, name, self.examples(batch))
-        return sets
+        return {name: self._draw(name, self.config.eval_examples) for name in self.extrapolation_names}
 
     def _draw(self, name: str, n: int) -> Batch:
         """Draw the first ``n`` sequences of a split or extrapolation set.

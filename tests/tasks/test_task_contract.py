@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tasks import TASKS
-from tasks.base import IGNORE, Accuracy, Batch, Split, SplitOverlapError, Task
+from tasks.base import FRESH, IGNORE, LONG, Accuracy, Batch, Split, SplitOverlapError, Task
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -170,6 +170,14 @@ def test_fingerprint_is_stable(variant: str, monkeypatch: pytest.MonkeyPatch) ->
     assert FINGERPRINTS.get(variant) == found, f"a new task, or data changed on purpose: FINGERPRINTS needs\n{line}"
 
 
+def test_a_long_training_split_counts_by_its_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # whole blocks
+    found = [make("mqar", train_examples=n, data_seed=seed) for n, seed in ((LONG + 1, 0), (FRESH, 0), (FRESH, 1))]
+    first, longer, other = (task.fingerprint() for task in found)
+    assert first == longer != other
+    assert not any("_train" in vars(task) for task in found)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_bounds_are_shares_and_chance_is_below_the_ceiling(variant: str) -> None:
     task = read(variant)
@@ -311,7 +319,7 @@ def test_packed_examples_count_as_overlap() -> None:
     lengths = {"min_length": 2, "max_length": 2, "eval_length": 2, "extrapolation_lengths": ()}
     settings: dict[str, Any] = {**lengths, "context": 14, "ngram": 1}
     with pytest.raises(SplitOverlapError, match=r"^copying: train and validation share"):
-        make("copying", **settings).split("test")
+        make("copying", **settings).split("train")
     task = small("copying")
     letters = "".join("abcdefghijklmnopqrstuvwxyz$|.*"[token] for token in task.split("train").inputs_ST[0])
     found = {
