@@ -94,23 +94,27 @@ def seed_scores(table: pd.DataFrame) -> pd.DataFrame:
     found = []
     for names, ladder in known[number.notna()].groupby([*LAYER, "task"], sort=False):
         # The records that count. The hardest of the first three rungs that is not lost chooses the rate of easier ones.
-        of_rung = [ladder[ladder["rung"] == rung] for rung in range(START + 1)]
-        chooser, point = START, point_of(of_rung[START])
-        at = at_point(ladder[ladder["rung"] >= START], point)
+        tables = dict(iter(ladder.groupby("rung")))
+        points = {rung: point_of(table) for rung, table in tables.items() if rung <= START}
+        chooser, point = START, points.get(START)
+        at = {rung: at_point(table, point) for rung, table in tables.items() if rung >= START}
         for rung in range(START - 1, 0, -1):
-            if (point is None and len(of_rung[rung + 1])) or at.loc[at["rung"] == rung + 1, "validation"].mean() < LOST:
-                chooser, point = rung, point_of(of_rung[rung])
-            at = pd.concat([at, at_point(of_rung[rung], point)])
-        means, rates = at.groupby("rung")["validation"].mean(), ladder["lr"]
-        seeds = sorted({*(of_rung[START] if at.empty else at)["seed"]})
+            harder = at.get(rung + 1, ladder[:0])["validation"].mean()
+            if (point is None and rung + 1 in tables) or harder < LOST:
+                chooser, point = rung, points.get(rung)
+            at[rung] = at_point(tables.get(rung, ladder[:0]), point)
+        means, rates = {rung: of_rung["validation"].mean() for rung, of_rung in at.items()}, ladder["lr"]
+        seeds = sorted(
+            {seed for of_rung in at.values() for seed in of_rung["seed"]} or {*tables.get(START, ladder[:0])["seed"]}
+        )
         edge = point is not None and point[0] == rates.max() > rates.min() and means.get(chooser, 1.0) < FULL
 
         for rung in range(1, len(ladder_of(names[-1]).rungs) + 1):
-            own = dict(zip(*(at.loc[at["rung"] == rung, name] for name in ("seed", "score")), strict=True))
-            implied, tried = math.nan, of_rung[min(rung, START)]
-            if (len(tried) and point_of(tried) is None) or (means[means.index < rung] < LOST).any():
+            own = dict(zip(at[rung]["seed"], at[rung]["score"], strict=True)) if rung in at else {}
+            implied = math.nan
+            if points.get(min(rung, START), ()) is None or any(means[r] < LOST for r in means if r < rung):
                 implied = 0.0
-            elif (means[means.index > rung] >= FULL).any():
+            elif any(means[r] >= FULL for r in means if r > rung):
                 implied = 1.0
             of_seeds = [(seed, own.get(seed, math.nan) if own else implied) for seed in seeds]
             found += [[*names, rung, *of_seed, bool(own), edge] for of_seed in of_seeds]
