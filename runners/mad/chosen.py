@@ -14,7 +14,7 @@ from runners.device import find_devices
 from runners.files import DamagedFileError, load_info, load_tensors, read_json
 from runners.mad.experiment import Experiment, Say
 from runners.mad.options import START, Options
-from runners.mad.points import FULL, LOST, GridPoint, at_point, choose, chosen, point_of, points, rescaled
+from runners.mad.points import FULL, LEARNED, LOST, GridPoint, at_point, choose, chosen, point_of, points, rescaled
 from runners.mad.tables import setting_of
 from runners.mad.training.ensemble import Ensemble, Resident, evaluate
 from runners.mad.training.protocol import Run
@@ -30,9 +30,10 @@ def runs_of(experiment: Experiment, options: Options) -> Sequence[Run]:
     """Return the runs that are trained of an experiment before any repeats: the grid of the options.
 
     In a profile the third rung has the grid: first all but its smallest and largest learning rate, then one of these if
-    its neighbour is the best, below the ceiling. A rung has the point of its neighbour on the side of the third one; an
-    easier rung beside a lost one, which says nothing about rates, has the grid. It has no runs while the neighbour is
-    not finished, beyond one that is lost, and below one at its ceiling.
+    its neighbour is the best, below the ceiling. A rung has the point of its neighbour on the side of the third one,
+    unless that says too little about rates: a harder rung has all rates that are at the ceiling there, and an easier
+    one the grid where the neighbour is hardly learned. It has no runs while the neighbour is not finished, beyond one
+    that is lost, and below one at its ceiling.
     """
     rung, lrs = experiment.rung, sorted({run.lr for run in options.runs})
     if options.preset != "profile" or rung is None:
@@ -47,7 +48,12 @@ def runs_of(experiment: Experiment, options: Options) -> Sequence[Run]:
         score = 0.0 if point is None else rescaled(at_point(table, point), "validation").mean()
         if score < LOST if rung > START else score >= FULL:
             return ()
-        if point is not None and (rung > START or score >= LOST):
+        if rung > START and score >= FULL:
+            rates = at_the_ceiling(table)
+            if rung == START + 1 and len(lrs) > 3:  # the outer rates, which the third rung then does not have
+                rates |= {outer for inner, outer in ((lrs[1], lrs[0]), (lrs[-2], lrs[-1])) if inner in rates}
+            return [run for run in options.runs if run.lr in rates]
+        if point is not None and (rung > START or score >= LEARNED):
             return [Run(lr=point[0], weight_decay=point[1], seed=n) for n in sorted({run.seed for run in options.runs})]
 
     # The grid.
@@ -61,6 +67,12 @@ def runs_of(experiment: Experiment, options: Options) -> Sequence[Run]:
     further = {lrs[1]: lrs[0], lrs[-2]: lrs[-1]}.get(best[0]) if best else lrs[0]
     full = best is not None and rescaled(table[table["lr"] == best[0]], "validation").mean() >= FULL
     return inner if full else [*inner, *(run for run in options.runs if run.lr == further)]
+
+
+def at_the_ceiling(table: pd.DataFrame) -> set[float]:
+    """Return the learning rates with which a rung, of which these are the records, is at its ceiling over all seeds."""
+    by_point = rescaled(table, "validation").groupby([table["lr"], table["weight_decay"]]).mean()
+    return {lr for (lr, _), score in by_point.items() if score >= FULL}
 
 
 def missing_runs(experiment: Experiment, options: Options) -> list[Run]:

@@ -35,6 +35,8 @@ SATURATED = 1e-3
 """Distance from the ceiling of token accuracy at which another learning rate cannot help."""
 FULL, LOST = 0.995, 0.02
 """Scores from which a rung is at its ceiling, and below which it is lost. Those beyond are not trained in a profile."""
+LEARNED = 0.1
+"""Score from which a rung says which learning rate easier ones need."""
 FIGURES = (
     *(
         f"{split}.{name}"

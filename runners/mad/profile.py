@@ -7,12 +7,13 @@
 1. The score of a rung is the token accuracy on the test split, rescaled: chance is 0, the ceiling 1. A run that
    diverged scores 0.
 2. The third rung is trained at all learning rates but the smallest and the largest, then at one of these if its
-   neighbour is the best. The rate with the best validation token accuracy over all seeds is that of the ladder. If
-   the third rung scores below ``LOST``, the second chooses for the easier ones, and if it does, too, the first.
+   neighbour is the best. The rate with the best validation token accuracy over all seeds is that of the other rungs.
+   Rates that are at the ceiling are told apart on harder rungs. Where the third rung scores below ``LEARNED``, the
+   second chooses for the easier ones, and if it does, too, the first.
 3. Rungs beyond one that scores below ``LOST`` on validation count 0 without training, and rungs below one that scores
    ``FULL`` count 1. Both are marked.
 4. The score of an ability is the mean over its rungs; the profile score is the mean over abilities.
-5. Capacity is the hardest value on the axis at which the score is ``HELD`` or more, between two rungs interpolated.
+5. Capacity is the value on the axis up to which the score is ``HELD`` or more, between two rungs interpolated.
 
 Intervals are those of ``runners.mad.points``, over seeds.
 """
@@ -82,7 +83,7 @@ def seed_scores(table: pd.DataFrame) -> pd.DataFrame:
     """Return the score of each rung and seed, and whether the chosen rate of a ladder is the largest of its grid.
 
     Args:
-        table: records of diagnostic runs, of which those on rungs count, and of these the points that were chosen.
+        table: records of diagnostic runs, of which those on rungs count, and of each rung the point that is chosen.
 
     Returns:
         Columns ``LAYER``, ``task``, ``rung`` (from 1), ``seed``, ``score`` (NaN for a rung that is still missing),
@@ -93,21 +94,14 @@ def seed_scores(table: pd.DataFrame) -> pd.DataFrame:
     known = table.assign(rung=number, validation=rescaled(table, "validation"), score=rescaled(table, "test"))
     found = []
     for names, ladder in known[number.notna()].groupby([*LAYER, "task"], sort=False):
-        # The records that count. The hardest of the first three rungs that is not lost chooses the rate of easier ones.
         tables = dict(iter(ladder.groupby("rung")))
-        points = {rung: point_of(table) for rung, table in tables.items() if rung <= START}
-        chooser, point = START, points.get(START)
-        at = {rung: at_point(table, point) for rung, table in tables.items() if rung >= START}
-        for rung in range(START - 1, 0, -1):
-            harder = at.get(rung + 1, ladder[:0])["validation"].mean()
-            if (point is None and rung + 1 in tables) or harder < LOST:
-                chooser, point = rung, points.get(rung)
-            at[rung] = at_point(tables.get(rung, ladder[:0]), point)
-        means, rates = {rung: of_rung["validation"].mean() for rung, of_rung in at.items()}, ladder["lr"]
-        seeds = sorted(
-            {seed for of_rung in at.values() for seed in of_rung["seed"]} or {*tables.get(START, ladder[:0])["seed"]}
-        )
-        edge = point is not None and point[0] == rates.max() > rates.min() and means.get(chooser, 1.0) < FULL
+        points = {rung: point_of(of_rung) for rung, of_rung in tables.items()}
+        at = {rung: at_point(of_rung, points[rung]) for rung, of_rung in tables.items()}
+        means = {rung: of_rung["validation"].mean() for rung, of_rung in at.items()}
+        seeds = sorted({seed for of_rung in at.values() for seed in of_rung["seed"]} or {*ladder["seed"]})
+        largest = [rung for rung, of_rung in at.items() if (of_rung["lr"] == ladder["lr"].max()).any()]
+        chosen = [rung for rung in largest if tables[rung]["lr"].nunique() > 1 and means[rung] < FULL]
+        edge = any(means[rung] >= LOST or rung == 1 for rung in chosen)
 
         for rung in range(1, len(ladder_of(names[-1]).rungs) + 1):
             own = dict(zip(at[rung]["seed"], at[rung]["score"], strict=True)) if rung in at else {}
@@ -172,15 +166,13 @@ def over_seeds(values: Floats, most: float | None = None) -> Estimate:
 
 
 def last_held(scores: Floats) -> float:
-    """Return the hardest rung at which the score is ``HELD``, interpolated, from 1; 0 if the first one is below."""
+    """Return the rung up to which all scores are ``HELD``, interpolated, from 1; 0 if the first one is below."""
     if np.isnan(scores).any():
         return math.nan
-    held = np.flatnonzero(scores >= HELD)
-    if len(held) == 0:
-        return 0.0
-    last = int(held[-1])
-    beyond = 0.0 if last + 1 == len(scores) else (scores[last] - HELD) / (scores[last] - scores[last + 1])
-    return 1 + last + float(beyond)
+    held = int(np.argmin([*(scores >= HELD), False]))
+    if held in (0, len(scores)):
+        return float(held)
+    return held + float((scores[held - 1] - HELD) / (scores[held - 1] - scores[held]))
 
 
 def on_axis(rung: float, values: Sequence[float]) -> float:

@@ -64,7 +64,7 @@ def write_profiles(folder: Path) -> list[Path]:
     figures["ladders"] = draw_ladders(found[found["layer"].isin([entry.name for entry in LAYERS])], FRONT)
     ranked = standing.dropna(subset="tier").join(facts).dropna(subset="step").reset_index()
     costs = {
-        "state": (against_state(found, facts), f"state after {POSITIONS} positions (floats)", "floats"),
+        "state": (against_state(found, facts), f"largest state up to {POSITIONS} positions (floats)", "floats"),
         "time": (
             ranked.assign(panel=PROFILE, y=ranked["mean"]),
             "time of a step (ms), trainings share a card",
@@ -99,7 +99,7 @@ def effective_depth(cells: Mapping[tuple[str, str], Row], task: str) -> str:
     """Return as an interval how many Transformer layers one RT layer is worth on a task, by capacities.
 
     It is worth more than n layers if the intervals of up to n layers lie below that of RT, and at most n if that of n
-    layers does not begin below the end of RT's.
+    layers does not begin below the end of RT's, which must be below the last rung.
     """
     if any((name, task) not in cells or np.isnan(cells[name, task]["capacity"]) for name in ("rt", *DEPTHS)):
         return NOT_RUN
@@ -109,8 +109,11 @@ def effective_depth(cells: Mapping[tuple[str, str], Row], task: str) -> str:
     most = [n for n, row in enumerate(deeper, 1) if n > more and row["capacity.low"] >= rt["capacity.high"]]
     if rt["capacity.high"] == -np.inf:
         return "RT is below the first rung"
-    if most and rt["capacity.low"] >= [*ladder_of(task).rungs][-1] - 1e-9:
+    last = [*ladder_of(task).rungs][-1] - 1e-9
+    if most and rt["capacity.low"] >= last:
         return f"both are at the last rung from {most[0]}"
+    if rt["capacity.high"] >= last:
+        most = []
     return ", ".join([f"more than {more}"] * (more > 0) + [f"at most {n}" for n in most[:1]]) or "not told apart"
 
 
@@ -151,7 +154,7 @@ def profiles_page(found: pd.DataFrame, standing: pd.DataFrame, facts: pd.DataFra
         markdown(["layer", "tier", "rank", "profile score", "parameters", "state", "time", *headings], lines),
         "Layers in one tier are not told apart from its first by a paired bootstrap over abilities and seeds, adjusted "
         f"for the number of pairs. Profile scores that differ by less than {TIE} share the average rank. The state is "
-        f"in floats after {POSITIONS} positions. Time is the sum over trainings, of which several shared a card.",
+        f"the largest up to {POSITIONS} positions, in floats. Time is the sum over trainings, of which several shared a card.",
     ]
     ranked = standing.dropna(subset="tier")
     if len(ranked) > 1:
@@ -166,7 +169,7 @@ def profiles_page(found: pd.DataFrame, standing: pd.DataFrame, facts: pd.DataFra
     ]
     parts += [
         "## Capacity",
-        "The hardest value on the axis with a score of at least 0.9.",
+        "The value on the axis up to which the score is 0.9 or more.",
         markdown(["layer", *axes], [[f"`{name}`", *(reach(name, task) for task in tasks)] for name in order]),
         "## Effective depth",
         "How many Transformer layers one RT layer is worth, by capacities. More than n: the intervals of up to n "

@@ -50,6 +50,7 @@ def ladder(rungs: Mapping[int, Sequence[float | None]], layer: str = "rt", **cha
         ({3: [1.0], 4: [0.95], 5: [0.85], 6: [0.0]}, [1, 1, 1, 0.95, 0.85, 0], 4.8 / 6, math.sqrt(128 * 192)),
         ({1: [0.5], 2: [0.1], 3: [0.01]}, [0.5, 0.1, 0.01, 0, 0, 0], 0.61 / 6, -math.inf),
         ({3: [1.0], 4: [1.0], 5: [1.0], 6: [0.9]}, [1, 1, 1, 1, 1, 0.9], 5.9 / 6, 256),
+        ({3: [1.0], 4: [0.5], 5: [0.95], 6: [0.0]}, [1, 1, 1, 0.5, 0.95, 0], 4.45 / 6, 96 * (128 / 96) ** 0.2),
         # A seed that diverged is 0; no rate converged; a rung is still missing.
         ({3: [1.0, 1.0], 4: [1.0, None], 5: [0.0, 0.0]}, [1, 1, 1, 0.5, 0, 0], 3.5 / 6, None),
         ({1: [None], 2: [None], 3: [None]}, [0, 0, 0, 0, 0, 0], 0, -math.inf),
@@ -67,10 +68,10 @@ def test_rungs_that_are_not_trained_follow_from_those_that_are(
     assert row["trained"] == [rung in trained for rung in range(1, 7)]
 
 
-def test_the_rate_is_that_of_the_third_rung_over_all_seeds_and_intervals_are_over_seeds() -> None:
-    """Another rate is ahead with seed 0, and on another rung."""
+def test_the_rate_is_chosen_over_all_seeds_and_intervals_are_over_seeds() -> None:
+    """Another rate is ahead with seed 0."""
     rungs = {1: [1.0] * 3, 2: [1.0] * 3, 3: [0.8, 0.7, 0.9], 4: [0.6, 0.5, 0.1], 5: [0.0] * 3}
-    found = seed_scores(table(*ladder({3: [0.9, 0.1, 0.1], 4: [1.0] * 3}, lr=2e-2), *ladder(rungs, lr=1e-3)))
+    found = seed_scores(table(*ladder({3: [0.9, 0.1, 0.1]}, lr=2e-2), *ladder(rungs, lr=1e-3)))
     means = [sum(rungs[rung][seed] for rung in rungs) / 6 for seed in range(3)]
     (row,) = abilities(found).to_dict("records")
     assert (row["score"], row["score.low"], row["score.high"]) == pytest.approx(interval_of(means))
@@ -79,8 +80,8 @@ def test_the_rate_is_that_of_the_third_rung_over_all_seeds_and_intervals_are_ove
     )
     assert row["capacity.low"] < row["capacity"] < row["capacity.high"]
     assert not row["edge"]
-    lost = [ladder({1: [0.9 - y] * 2, 2: [y] * 2, 3: [0.0] * 2}, lr=lr) for lr, y in ((1e-3, 0.1), (7e-3, 0.4))]
-    (row,) = abilities(seed_scores(table(*chain(*lost)))).to_dict("records")
+    grid = [ladder({2: [y] * 2, 3: [0.0] * 2}, lr=lr) for lr, y in ((1e-3, 0.1), (7e-3, 0.4))]
+    (row,) = abilities(seed_scores(table(*chain(*grid), *ladder({1: [0.5] * 2}, lr=7e-3)))).to_dict("records")
     assert row["rungs"] == pytest.approx([0.5, 0.4, 0, 0, 0, 0])  # the second chooses
     assert row["edge"]
     largest = table(*ladder({3: [0.9] * 2}, lr=2e-2), *ladder({3: [0.1] * 2}, lr=7e-3))
@@ -108,7 +109,10 @@ def test_an_axis_is_logarithmic_where_its_rungs_are(values: tuple[float, ...], e
         ({3: 0.5, 4: 0.01}, 6, None),
         ({3: 1.0}, 1, None),
         ({3: 0.5, 2: 0.9}, 1, (7e-3,)),
-        ({3: 0.01}, 2, (1e-3, 2.5e-3, 7e-3)),  # a lost rung chooses no rate for easier ones
+        ({3: 1.0}, 4, (7e-3, 2e-2)),  # what is at the ceiling is told apart on harder rungs
+        ({3: 1.0, 4: 1.0}, 5, (7e-3,)),
+        ({3: 0.05}, 4, (7e-3,)),
+        ({3: 0.05}, 2, (1e-3, 2.5e-3, 7e-3)),  # a rung that is hardly learned chooses no rate for easier ones
         ({3: 0.01}, 1, None),
         ({3: 0.01, 2: 0.5}, 1, (7e-3,)),
         ({3: 0.01, 2: 0.01}, 1, (1e-3, 2.5e-3, 7e-3)),
@@ -188,6 +192,7 @@ def test_tiers_part_layers_that_differ_and_no_others() -> None:
         ((50, 60), [(40, 45), (55, 70), (60, 80), (90, 96)], "more than 1, at most 3"),
         ((50, 60), [(40, 55), (40, 55), (40, 55), (40, 55)], "not told apart"),
         ((256, 256), [(40, 50), (90, 180), (50, 96), (70, 96)], "more than 4"),
+        ((60, 256), [(40, 50), (90, 256), (256, 256), (256, 256)], "more than 1"),
         ((256, 256), [(40, 50), (256, 256), (50, 96), (256, 256)], "both are at the last rung from 2"),
         ((-math.inf, -math.inf), [(40, 50)] * 4, "RT is below the first rung"),
         ((math.nan, math.nan), [(40, 50)] * 4, "not run yet"),
