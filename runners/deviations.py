@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from inspect import cleandoc
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, NamedTuple
+from typing import Any
 
 from mixers import MIXERS
 from tasks import TASKS
@@ -80,53 +80,29 @@ This page is made of the tasks' docstrings: `python -m runners.deviations` write
 )
 
 
-class Deviations(NamedTuple):
-    """The section of a docstring about the reference.
-
-    Attributes:
-        reference: paper and code with which the class is compared.
-        points: topic and text of each difference.
-    """
-
-    reference: str
-    points: list[tuple[str, str]]
-
-
-def deviations(compared: type[Any], topics: tuple[str, ...]) -> Deviations:
-    """Return the section of a class's docstring about its reference.
-
-    Raises:
-        ValueError: there is no such section, or it has another form.
-    """
-    _, heading, section = cleandoc(compared.__doc__ or "").partition(f"\n{HEADING}\n")
-    if not heading:
-        raise ValueError(f"the docstring of {compared.__name__} has no section {HEADING!r}")
+def deviations(compared: type[Any]) -> tuple[str, list[tuple[str, str]]]:
+    """Return what the docstring of a class says about its reference: its name, and topic and text of each difference."""
+    section = cleandoc(compared.__doc__ or "").partition(f"\n{HEADING}\n")[2]
 
     # Paragraphs and points begin at the start of a line, and may span several lines.
     reference, *points = (" ".join(part.split()) for part in re.split(r"^- ", dedent(section), flags=re.MULTILINE))
-    if not reference:
-        raise ValueError(f"{compared.__name__}: {HEADING!r} must begin with the reference")
-
-    pairs = [tuple(point.partition(": ")[::2]) for point in points]
-    if unknown := [topic for topic, _ in pairs if topic not in topics]:
-        raise ValueError(f"{compared.__name__}: no topic {unknown[0]!r}: choose from {', '.join(topics)}")
-    return Deviations(reference, [(topic, text) for topic, text in pairs])
+    return reference, [(topic, text) for topic, _, text in (point.partition(": ") for point in points)]
 
 
 def text_of(page: Page) -> str:
     """Return the text of a page."""
-    sections = {name: deviations(compared, page.topics) for name, compared in page.registry.items()}
+    sections = {name: deviations(compared) for name, compared in page.registry.items()}
     papers = {name: getattr(compared, "paper", "") for name, compared in page.registry.items()}
     with_paper = any(papers.values())
 
     headings = [page.kind, *["paper"] * with_paper, "compared with"]
     lines = [page.frame, f"| {' | '.join(headings)} |", f"|{' --- |' * len(headings)}"]
-    for name, section in sections.items():
-        lines.append(f"| `{name}` | {f'{papers[name]} | ' * with_paper}{section.reference} |")
+    for name, (reference, _) in sections.items():
+        lines.append(f"| `{name}` | {f'{papers[name]} | ' * with_paper}{reference} |")
 
     lines += ["", f"| {page.kind} | topic | difference |", "| --- | --- | --- |"]
-    for name, section in sections.items():
-        lines += [f"| `{name}` | {topic} | {text} |" for topic, text in section.points]
+    for name, (_, points) in sections.items():
+        lines += [f"| `{name}` | {topic} | {text} |" for topic, text in points]
     return "\n".join(lines).replace("``", "`") + "\n"
 
 

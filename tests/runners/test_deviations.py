@@ -10,7 +10,7 @@ PLACES = [(page, name) for page in (LAYERS, DATA) for name in page.registry]
 
 @pytest.mark.parametrize(("page", "name"), PLACES, ids=[name for _, name in PLACES])
 def test_references_and_differences_are_named_in_the_order_of_the_topics(page: Page, name: str) -> None:
-    reference, points = deviations(page.registry[name], page.topics)
+    reference, points = deviations(page.registry[name])
     assert any(source in reference for source in ("https://", "arXiv:", "torch.nn.", "doi:"))
     assert points
     order = [page.topics.index(topic) for topic, _ in points]
@@ -23,33 +23,3 @@ def test_the_committed_table_is_that_of_the_docstrings(page: Page) -> None:
     """If not: python -m runners.deviations."""
     assert page.file.read_text(encoding="utf-8") == text_of(page)
     assert set(LAYERS.registry) == set(MIXERS)
-
-
-def test_points_go_on_over_several_lines() -> None:
-    class Known:
-        """A layer.
-
-        Differs from the reference:
-            A paper,
-            arXiv:1.
-
-            - block: theirs is
-              another one.
-            - added: a gate: it opens.
-        """
-
-    points = [("block", "theirs is another one."), ("added", "a gate: it opens.")]
-    assert deviations(Known, LAYERS.topics) == ("A paper, arXiv:1.", points)
-
-
-@pytest.mark.parametrize(
-    ("doc", "message"),
-    [
-        (None, "the docstring of Unknown has no section 'Differs from the reference:'"),
-        ("A layer.\n\nDiffers from the reference:\n    - block: theirs.", "must begin with the reference"),
-        ("A layer.\n\nDiffers from the reference:\n    A paper.\n\n    - colour: red.", "no topic 'colour'"),
-    ],
-)
-def test_a_section_that_is_missing_or_has_another_form_is_refused(doc: str | None, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        deviations(type("Unknown", (), {"__doc__": doc}), LAYERS.topics)
