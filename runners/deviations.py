@@ -81,7 +81,7 @@ This page is made of the tasks' docstrings: `python -m runners.deviations` write
 
 
 def deviations(compared: type[Any]) -> tuple[str, list[tuple[str, str]]]:
-    """Return what the docstring of a class says about its reference: its name, and topic and text of each difference."""
+    """Return the reference that the docstring of a class names, and topic and text of each difference."""
     section = cleandoc(compared.__doc__ or "").partition(f"\n{HEADING}\n")[2]
 
     # Paragraphs and points begin at the start of a line, and may span several lines.
