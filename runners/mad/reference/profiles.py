@@ -154,8 +154,8 @@ def profiles_page(found: pd.DataFrame, standing: pd.DataFrame, facts: pd.DataFra
         markdown(["layer", "tier", "rank", "profile score", "parameters", "state", "time", *headings], lines),
         "Layers in one tier are not told apart from its first by a paired bootstrap over abilities and seeds, adjusted "
         f"for the number of pairs. Profile scores that differ by less than {TIE} share the average rank. The state is "
-        f"the largest up to {POSITIONS} positions, in floats. Time is the sum over trainings, of which several shared a "
-        "card.",
+        f"the largest up to {POSITIONS} positions, in floats. Time is the sum over trainings, of which several "
+        "shared a card.",
     ]
     ranked = standing.dropna(subset="tier")
     if len(ranked) > 1:
