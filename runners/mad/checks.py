@@ -56,6 +56,7 @@ def check(
 
     ready = []
     for experiment in experiments:  # one after another, as only the data of one is in memory
+        experiment.instance.split("train")
         warn_unused(experiment.mixer, check_layer(experiment, device))
         ready.append(as_in_training(experiment, device, say))
     return ready
