@@ -55,7 +55,8 @@ def draw_profiles(found: pd.DataFrame, standing: pd.DataFrame, own: Collection[s
         error = [score - low, high - score]
         axes.errorbar(x + score, [y] * len(x), xerr=error, fmt=style.marker, color=style.color, markersize=3.5)
         for column in np.flatnonzero(row["edge"].eq(True)):
-            axes.text(column + COLUMN, y, "*", fontsize=8)
+            aside = 0.05 if score[column] > COLUMN / 2 else 0.8 * COLUMN  # of the mark, and within the column
+            axes.text(column + aside, y, "*", va="center", fontsize=8)
 
     texts = (f"{'→ ' * (name in own)}{name}  {mean:.2f}" for name, mean in standing["mean"].items())
     axes.set_yticks(range(len(names)), [text.replace("  nan", "") for text in texts], fontsize=8)
