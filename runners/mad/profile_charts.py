@@ -22,6 +22,8 @@ WIDTH = 14.0
 COLUMN = 0.86
 """Share of a column that a score of 1 fills."""
 PROFILE = "profile score"
+NAMES = {"s5-permutations": "permutations of 3"}
+"""Headings of abilities whose ladder is of other objects than the task's name says."""
 
 
 @PLAIN_TEXT
@@ -60,11 +62,12 @@ def draw_profiles(found: pd.DataFrame, standing: pd.DataFrame, own: Collection[s
 
     texts = (f"{'→ ' * (name in own)}{name}  {mean:.2f}" for name, mean in standing["mean"].items())
     axes.set_yticks(range(len(names)), [text.replace("  nan", "") for text in texts], fontsize=8)
-    axes.set_xticks(x + COLUMN / 2, headings, rotation=30, ha="left", rotation_mode="anchor", fontsize=8)
+    shown = [NAMES.get(heading, heading) for heading in headings]
+    axes.set_xticks(x + COLUMN / 2, shown, rotation=30, ha="left", rotation_mode="anchor", fontsize=8)
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.set(xlim=(-0.1, len(headings)), ylim=(top, -0.5))
     axes.spines[:].set_visible(False)
-    marks = "marks: means over rungs; lines: 95% intervals over seeds; tiers: over abilities, too"
+    marks = "marks: means over rungs; lines: 95% intervals over seeds; tiers: bootstrap over abilities and seeds"
     title = f"scores from chance (left) to the ceiling (right); {marks}; *: the largest learning rate"
     return _finished(figure, names, title)
 
@@ -98,7 +101,7 @@ def draw_ladders(found: pd.DataFrame, front: Sequence[str]) -> Figure:
             if named and not math.isnan(row["score"]):
                 ends.append((row["layer"].rpartition(":")[2], at[-1], row["rungs"][-1], style.color))
         axes.set_xticks(range(len(ladder.rungs)), [f"{value:g}" for value in ladder.rungs], fontsize=7)
-        axes.set(ylim=(-0.04, 1.04), xlabel=ladder.axis, title=task)
+        axes.set(ylim=(-0.04, 1.04), xlabel=ladder.axis, title=NAMES.get(task, task))
         axes.grid(alpha=0.3)
         label_ends(axes, ends, size=7)
     return _finished(figure, look, "score of each rung from chance (0) to the ceiling (1), means over seeds")
