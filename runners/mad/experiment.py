@@ -241,7 +241,6 @@ def plan(
                         protocol=options.protocol,
                         precision=precision,
                         preset=preset_name(adapted),
-                        one_by_one=options.one_by_one,
                         until_ceiling=options.preset == "profile",
                     )
                     for difficulty, task_config in difficulties(task, adapted, values)

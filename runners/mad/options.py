@@ -19,15 +19,12 @@ from runners.tracking import Tracking
 from tasks import PUBLISHED, TASKS
 from tasks.base import Task
 
-GridName = Literal["paper", "wide"]
 PresetName = Literal["grid", "full", "quick", "demo", "profile"]
 Keep = Literal["all", "best", "none"]
 
-GRIDS: dict[GridName, tuple[float, ...]] = {
-    "paper": (1e-4, 5e-4, 1e-3),
-    "wide": (1e-4, 5e-4, 1e-3, 2e-3, 5e-3),
-}
-"""Learning rates of each grid. ``paper`` is that of Oncescu et al. 2026, appendix "Synthetic experiments"."""
+PAPER = (1e-4, 5e-4, 1e-3)
+"""Learning rates of Oncescu et al. 2026, appendix "Synthetic experiments"."""
+WIDE = (*PAPER, 2e-3, 5e-3)
 BEYOND = (1e-2, 2e-2)
 """Learning rates that the reference protocol adds where the largest of the wide grid is chosen, below the ceiling."""
 WEIGHT_DECAYS = (0.0, 0.1)
@@ -91,10 +88,8 @@ class Options(Tracking):
             trains the ladder of difficulty of each task and says where the layer breaks.
         seeds: repetitions with seeds 0, 1, ...; more than one gives means with 95% intervals.
         seeds_of: all repeats every grid point; chosen trains the grid with seed 0, then repeats the chosen point.
-        grid: paper has learning rates 1e-4, 5e-4, 1e-3; wide also has 2e-3 and 5e-3; both have weight decays 0, 0.1.
-            Unless given, it is that of the preset.
-        lr: peak learning rates, in place of the grid's.
-        weight_decay: weight decays, in place of the grid's.
+        lr: peak learning rates; unless given, those of the preset: 1e-4, 5e-4, 1e-3, with full 2e-3 and 5e-3, too.
+        weight_decay: weight decays; unless given, those of the preset: 0, 0.1.
         epochs: passes over the training split, 200 unless --steps are given.
         steps: optimizer steps, in place of epochs.
         batch_size: sequences per step.
@@ -105,8 +100,6 @@ class Options(Tracking):
         short_convolution: positions that a causal convolution before each layer spans; 0 for none.
         match: choose for every other layer the width that gives it the Transformer's parameters, state or FLOPs; state
             and FLOPs are counted at 128 positions, independent of the task's length.
-        one_by_one: compute runs one after another, as for layers that vmap cannot compute: slower, and equal up to
-            rounding.
         together: runs trained as one ensemble, on a CPU fewer if their steps are long; lower it to share a study among
             processes or to save memory.
         device: auto takes the GPUs if there are any; several share the work.
@@ -127,7 +120,6 @@ class Options(Tracking):
     preset: PresetName = "grid"
     seeds: int = 1
     seeds_of: Literal["all", "chosen"] = "all"
-    grid: GridName | None = None
     lr: tuple[float, ...] = ()
     weight_decay: tuple[float, ...] = ()
     epochs: int | None = None
@@ -139,7 +131,6 @@ class Options(Tracking):
     layers: int | None = None
     short_convolution: int = 0
     match: Figure | None = None
-    one_by_one: bool = False
     together: int = 64
     device: Literal["auto", "cpu", "cuda"] = "auto"
     storage: str | None = None
@@ -163,8 +154,6 @@ class Options(Tracking):
 
         if self.steps is not None and self.epochs is not None:
             raise ValueError("--epochs and --steps exclude each other: give one")
-        if self.grid is not None and self.lr:
-            raise ValueError(f"--grid {self.grid} has no effect beside learning rates, of --lr or of the preset")
         if (self.preset == "profile") != (self.difficulty == RUNGS):
             raise ValueError(
                 "--difficulty and --preset profile exclude each other: a profile has all rungs of a ladder"
@@ -178,7 +167,7 @@ class Options(Tracking):
     @property
     def runs(self) -> Sequence[Run]:
         """Grid points × seeds; with ``seeds_of`` chosen, only seed 0."""
-        lrs = self.lr or GRIDS[self.grid or ("wide" if self.preset == "full" else "paper")]
+        lrs = self.lr or (WIDE if self.preset == "full" else PAPER)
         seeds = range(self.seeds if self.seeds_of == "all" else 1)
         points = product(lrs, self.weight_decay or WEIGHT_DECAYS, seeds)
         return tuple(dict.fromkeys(Run(lr=lr, weight_decay=decay, seed=seed) for lr, decay, seed in points))

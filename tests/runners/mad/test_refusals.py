@@ -40,8 +40,6 @@ PARITY = ("--mixer", "transformer", "--mixer.heads", "2", "--task", "parity", "-
         ([*RT, "--batch-size", "20000"], "batch size 20000 is larger than"),
         ([*RT, "--epochs", "3", "--steps", "5"], "exclude each other"),
         (["--list", "--dry-run"], "--list and --dry-run exclude each other"),
-        ([*RT, "--grid", "wide", "--lr", "1e-3"], "--grid wide has no effect beside learning rates"),
-        (["--mixer", "rt", "--preset", "quick", "--grid", "paper"], "--grid paper has no effect beside learning rates"),
         ([*RT, "--wandb-project", "mine"], "--wandb-project has no effect without --wandb online or --wandb offline"),
         ([*RT, "--reference", "/nowhere"], "--reference /nowhere is no folder: give shipped, none, or a folder"),
         ([*RT, "--storage", "nonsense://x"], "cannot open storage nonsense://x"),

@@ -124,7 +124,6 @@ def test_it_takes_the_options_of_the_command_and_its_presets(tmp_path: Path, mon
         ({"steps": 4.0}, "steps: Input should be a valid integer, not 4.0"),
         ({"lr": ["a"]}, "lr.*: Input should be a valid number"),
         ({"lr": [100.0]}, "^--lr 100 must lie between"),
-        ({"lr": [1e-3], "grid": "paper"}, "^--grid paper has no effect beside learning rates"),
         ({"reference": "/nowhere"}, "/nowhere"),
     ],
 )
