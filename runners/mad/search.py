@@ -398,9 +398,10 @@ def in_other_processes(
     if any(missing_runs(experiment, options) for experiment in experiments):
         context = multiprocessing.get_context("spawn")
         bare = [replace(experiment) for experiment in experiments]  # without their data
-        for device in places[1:]:
-            processes.append(context.Process(target=help_out, args=(device, places, bare, options), daemon=True))
-            processes[-1].start()
+        with program_not_run_again():
+            for device in places[1:]:
+                processes.append(context.Process(target=help_out, args=(device, places, bare, options), daemon=True))
+                processes[-1].start()
     try:
         yield
     finally:
@@ -408,6 +409,18 @@ def in_other_processes(
             process.terminate()
         for process in processes:
             process.join()
+
+
+@contextmanager
+def program_not_run_again() -> Iterator[None]:
+    """Keep processes that are spawned from running the user's program, of which they need no class."""
+    main = vars(sys.modules["__main__"])
+    file = main.pop("__file__", None)
+    try:
+        yield
+    finally:
+        if file is not None:
+            main["__file__"] = file
 
 
 def help_out(

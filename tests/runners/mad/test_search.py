@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -340,6 +341,20 @@ def test_two_devices_share_a_grid(tmp_path: Path) -> None:
     assert "seed 0 · 3 runs, then 3 more" in text
     assert "resumes" not in text
     assert [trial.state for trial in trials(tmp_path)] == [TrialState.COMPLETE] * 6
+
+
+def test_a_program_is_not_run_again_by_processes_that_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "program.py").write_text("raise SystemExit(7)")
+    program = SimpleNamespace(__file__=str(tmp_path / "program.py"), __spec__=None)
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    process = multiprocessing.get_context("spawn").Process(target=os.getpid)
+    with search.program_not_run_again():
+        process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert program.__file__
 
 
 def test_no_process_outlives_a_command_that_is_killed(tmp_path: Path) -> None:
