@@ -31,9 +31,9 @@ def runs_of(experiment: Experiment, options: Options) -> Sequence[Run]:
 
     In a profile the third rung has the grid: first all but its smallest and largest learning rate, then one of these if
     its neighbour is the best, below the ceiling. A rung has the point of its neighbour on the side of the third one,
-    unless that says too little about rates: a harder rung has all rates that are at the ceiling there, and an easier
-    one the grid where the neighbour is hardly learned. It has no runs while the neighbour is not finished, beyond one
-    that is lost, and below one at its ceiling.
+    unless that says too little about rates: the first harder rung below the ceiling also has the other rates that were
+    at the ceiling on the third one, and an easier rung has the grid where the neighbour is hardly learned. It has no
+    runs while the neighbour is not finished, beyond one that is lost, and below one at its ceiling.
     """
     rung, lrs = experiment.rung, sorted({run.lr for run in options.runs})
     if options.preset != "profile" or rung is None:
@@ -48,13 +48,14 @@ def runs_of(experiment: Experiment, options: Options) -> Sequence[Run]:
         score = 0.0 if point is None else rescaled(at_point(table, point), "validation").mean()
         if score < LOST if rung > START else score >= FULL:
             return ()
-        if rung > START and score >= FULL:
-            rates = at_the_ceiling(table)
-            if rung == START + 1 and len(lrs) > 3:  # the outer rates, which the third rung then does not have
-                rates |= {outer for inner, outer in ((lrs[1], lrs[0]), (lrs[-2], lrs[-1])) if inner in rates}
-            return [run for run in options.runs if run.lr in rates]
         if point is not None and (rung > START or score >= LEARNED):
-            return [Run(lr=point[0], weight_decay=point[1], seed=n) for n in sorted({run.seed for run in options.runs})]
+            seeds = sorted({run.seed for run in options.runs})
+            runs = [Run(lr=point[0], weight_decay=point[1], seed=seed) for seed in seeds]
+            here = table_of(read_runs(experiment, runs, options.out) if score >= FULL else [])
+            if len(here) < len(runs) or rescaled(here, "validation").mean() >= FULL:
+                return runs
+            rates = undecided(experiment.at_rung(START), lrs, options)
+            return [*runs, *(run for run in options.runs if run.lr in rates - {point[0]})]
 
     # The grid.
     if len(lrs) < 4:
@@ -69,10 +70,13 @@ def runs_of(experiment: Experiment, options: Options) -> Sequence[Run]:
     return inner if full else [*inner, *(run for run in options.runs if run.lr == further)]
 
 
-def at_the_ceiling(table: pd.DataFrame) -> set[float]:
-    """Return the learning rates with which a rung, of which these are the records, is at its ceiling over all seeds."""
+def undecided(start: Experiment, lrs: Sequence[float], options: Options) -> set[float]:
+    """Return the learning rates that the third rung, at its ceiling, does not tell apart, and the outer ones beside."""
+    table = table_of(read_runs(start, runs_of(start, options), options.out))
     by_point = rescaled(table, "validation").groupby([table["lr"], table["weight_decay"]]).mean()
-    return {lr for (lr, _), score in by_point.items() if score >= FULL}
+    rates = {lr for (lr, _), score in by_point.items() if score >= FULL}
+    beside = ((lrs[1], lrs[0]), (lrs[-2], lrs[-1])) if len(lrs) > 3 else ()
+    return rates | {outer for inner, outer in beside if inner in rates}
 
 
 def missing_runs(experiment: Experiment, options: Options) -> list[Run]:

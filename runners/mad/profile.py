@@ -8,7 +8,7 @@
    diverged scores 0.
 2. The third rung is trained at all learning rates but the smallest and the largest, then at one of these if its
    neighbour is the best. The rate with the best validation token accuracy over all seeds is that of the other rungs.
-   Rates that are at the ceiling are told apart on harder rungs. Where the third rung scores below ``LEARNED``, the
+   Those at the ceiling are told apart on the first rung below it. Where the third rung scores below ``LEARNED``, the
    second chooses for the easier ones, and if it does, too, the first.
 3. Rungs beyond one that scores below ``LOST`` on validation count 0 without training, and rungs below one that scores
    ``FULL`` count 1. Both are marked.

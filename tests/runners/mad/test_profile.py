@@ -109,8 +109,11 @@ def test_an_axis_is_logarithmic_where_its_rungs_are(values: tuple[float, ...], e
         ({3: 0.5, 4: 0.01}, 6, None),
         ({3: 1.0}, 1, None),
         ({3: 0.5, 2: 0.9}, 1, (7e-3,)),
-        ({3: 1.0}, 4, (7e-3, 2e-2)),  # what is at the ceiling is told apart on harder rungs
-        ({3: 1.0, 4: 1.0}, 5, (7e-3,)),
+        ({3: 1.0}, 4, (7e-3,)),
+        ({3: 1.0, 4: 1.0}, 4, (7e-3,)),
+        ({3: 1.0, 4: 0.5}, 4, (7e-3, 2e-2)),  # the first rung below the ceiling tells apart what reached it
+        ({3: 1.0, 4: 1.0, 5: 0.5}, 5, (7e-3, 2e-2)),
+        ({3: 1.0, 4: 0.5, 5: 0.3}, 5, (7e-3,)),
         ({3: 0.05}, 4, (7e-3,)),
         ({3: 0.05}, 2, (1e-3, 2.5e-3, 7e-3)),  # a rung that is hardly learned chooses no rate for easier ones
         ({3: 0.01}, 1, None),
