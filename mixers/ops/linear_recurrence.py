@@ -30,6 +30,8 @@ from mixers.ops.numerics import at_least_float32, no_autocast, runs_fused
 from mixers.ops.runs import over_runs
 
 CHUNK = 16
+MANY = 1024
+"""Pairs of key and value of a sequence from which products of chunks are faster than a loop over positions."""
 STRONGEST = -60.0
 """Logarithm of the strongest decay that differs from zero. With stronger ones, running sums would lose precision."""
 
@@ -62,18 +64,21 @@ def matrix_recurrence(
     if runs_fused(q_BTHK):
         from mixers.ops.kernels.chunked_recurrence import VALUES, chunked_recurrence_method
         from mixers.ops.kernels.linear_recurrence import fits_recurrence, recurrence_method
+        from mixers.ops.kernels.matrix_chunks import fits_chunks, matrix_chunks_method
 
-        if fits_recurrence(q_BTHK.shape[-1], v_BTHV.shape[-1]):
+        if fits_chunks(q_BTHK.shape[-1], v_BTHV.shape[-1]):
             q, k, v = q_BTHK.bfloat16(), k_BTHK.bfloat16(), v_BTHV.bfloat16()
             a, b = (None if y is None else y.bfloat16() for y in (a_BTHK, b_BTHK))
             g, bonus = at_least_float32(g_BTHK), at_least_float32(bonus_HK)
 
             # A loop over positions is slow with wide states. With one decay per head, products of chunks are exact.
-            if v.shape[-1] == VALUES and b is None and bonus is None and (g is None or g.shape[-1] == 1):
+            narrow = fits_recurrence(q.shape[-1], v.shape[-1])
+            if narrow and v.shape[-1] == VALUES and b is None and bonus is None and (g is None or g.shape[-1] == 1):
                 g = None if g is None else g.clamp(min=STRONGEST)
                 return over_runs(chunked_recurrence_method(torch.bfloat16), q, k, v, g)[0]
             q, k = (y.expand(*y.shape[:2], v.shape[2], -1) for y in (q, k))
-            return over_runs(recurrence_method(outputs), q, k, v, g, a, b, bonus)[0]
+            method = recurrence_method if narrow and k.shape[1] < MANY else matrix_chunks_method
+            return over_runs(method(outputs), q, k, v, g, a, b, bonus)[0]
 
     g_BTHK = None if g_BTHK is None else g_BTHK.clamp(min=STRONGEST)
     tensors = (q_BTHK, k_BTHK, v_BTHV, g_BTHK, a_BTHK, b_BTHK, bonus_HK)

@@ -69,7 +69,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import contiguous, kernels_take, sum_columns, sum_rows
+from mixers.ops.kernels.common import contiguous, sum_columns, sum_rows
 from mixers.ops.method import Method, Optionals, Tensors
 
 MOST_CHANNELS = 64
@@ -478,7 +478,6 @@ def recurrence_query_bwd_kernel(
         _store(dbonus_ptr, sequence * H + head, dbonus_I, K, I)
 
 
-@kernels_take("linear recurrence", f"keys and values of up to {MOST_CHANNELS} channels a head")
 def fits_recurrence(key_channels: int, value_channels: int) -> bool:
     """Return whether the kernels take heads of these sizes."""
     return max(key_channels, value_channels) <= MOST_CHANNELS

@@ -108,7 +108,7 @@ def _unit(w_CI: tl.tensor):
 
 
 @triton.jit
-def _inverse(m_CC: tl.tensor, C: tl.constexpr, PRECISION: tl.constexpr):
+def inverse(m_CC: tl.tensor, C: tl.constexpr, PRECISION: tl.constexpr):
     """(1 + m)^-1 for a strictly lower m: of blocks of NEAR positions, then of blocks twice as large, up to C."""
     i, j = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     one_CC = (i == j).to(tl.float32)
@@ -218,7 +218,7 @@ def path_fwd_kernel(
         c_C = _sums(c_ptr, sequence, t_C, T, C, GATED)
 
         ww_CC = tl.where(i > j, _dot(w_CI, tl.trans(w_CI), PRECISION), 0.0)
-        x_CC = _inverse(beta_C[:, None] * ww_CC, C, PRECISION)
+        x_CC = inverse(beta_C[:, None] * ww_CC, C, PRECISION)
         _, a_CC, y_CI, qw_CC = _products(q_CI, k_CI, w_CI, x_CC * beta_C[None, :], C, PRECISION)
         k_out_CI = k_CI - _dot(tl.trans(a_CC), w_CI, PRECISION)
         whole_II = one_II - _dot(tl.trans(w_CI), y_CI, PRECISION)
