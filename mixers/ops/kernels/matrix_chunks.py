@@ -60,7 +60,7 @@ epsilon. Each level is a product of C rows.
 
 A tile is a chunk of a head of a sequence. Only the states go from chunk to chunk, in programs of J of the V channels;
 all else is computed for all chunks at once, in blocks of E channels. The backward pass computes ``within`` and
-``states_fwd`` again. Products have at least 64 columns: with fewer, compiled kernels were wrong on Hopper (see
+``states_fwd`` again, but for the inverse. Products have at least 64 columns: with fewer, compiled kernels were wrong on Hopper (see
 ``mixers.ops.kernels.chunked_recurrence``).
 """
 
@@ -96,7 +96,8 @@ BOUND: tl.constexpr = tl.constexpr(64.0)
 
 @triton.jit
 def _dot(x: tl.tensor, y: tl.tensor):
-    return tl.dot(x, y, input_precision="ieee")
+    """x y, of float32 in tensor cores as well: exact products of 64 rows would not fit into the registers."""
+    return tl.dot(x, y, input_precision="tf32x3")
 
 
 @triton.jit
@@ -296,6 +297,7 @@ def chunks_within_kernel(
     E: tl.constexpr,
     LEVELS: tl.constexpr,
     PRECISION: tl.constexpr,
+    SOLVED: tl.constexpr,
 ):
     """What a chunk needs of its own rows alone.
 
@@ -304,7 +306,7 @@ def chunks_within_kernel(
        b. write q_in, x_out and k_out;
        c. add to the products (q x), (b x), (q k) and (b k), level by level.
     2. Write the products.
-    3. With b, write X, W, and U for a state of zeros.
+    3. With b, write X, unless it is there (SOLVED), W, and U for a state of zeros.
     """
     tile = tl.program_id(0)
     row_C, pair_C, live_C, query_C, decay_C = _place(tile, T, H, C, N)
@@ -358,8 +360,9 @@ def chunks_within_kernel(
             q_left_CE = _scaled(q_CE, left_CE, q_ptr)
             x_right_CE = tl.trans(_scaled(x_CE, right_CE, q_ptr))
             qx_CC += tl.where(seen_CC, _dot(q_left_CE, x_right_CE) * weight_CC, 0.0)
-            if b_ptr is not None:
+            if b_ptr is not None and (a_ptr is not None or not SOLVED):
                 b_left_CE = _scaled(b_CE, left_CE, q_ptr)
+            if b_ptr is not None and not SOLVED:
                 bx_CC += tl.where(seen_CC, _dot(b_left_CE, x_right_CE) * weight_CC, 0.0)
             if a_ptr is not None:
                 k_right_CE = tl.trans(_scaled(k_CE, right_CE, q_ptr))
@@ -374,8 +377,11 @@ def chunks_within_kernel(
 
     # 3. Rank-one part.
     if b_ptr is not None:
-        x_CC = inverse(-bx_CC, C, PRECISION).to(q_ptr.dtype.element_ty)
-        _store_tile(inverse_ptr, tile, x_CC, 0, C, C, C)
+        if SOLVED:
+            x_CC = _load_tile(inverse_ptr, tile, 0, C, C, C)
+        else:
+            x_CC = inverse(-bx_CC, C, PRECISION).to(q_ptr.dtype.element_ty)
+            _store_tile(inverse_ptr, tile, x_CC, 0, C, C, C)
         for first in range(0, K, E):
             b_CE = sign * _load(b_ptr, pair_C, live_C, first, K, E).to(tl.float32)
             c_CE = _sums_at(c_ptr, tile, t, first, C, K, G, E)
@@ -819,24 +825,25 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
     def forward(*tensors: Tensor | None) -> tuple[Tensors, Tensors]:
         given = contiguous(*tensors)
         q, v = given[0], given[2]
-        sizes, _, parts, S = _recurred(given)
+        sizes, _, parts, S = _recurred(given, None)
         o = v.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype)
         settings = {**sizes, "E": BLOCK, **OUTPUTS}
         blocks = (S.shape[0], triton.cdiv(v.shape[-1], BLOCK))
         used = parts["q_in"], parts["qx"], parts["qk"], parts["u"]
         chunks_outputs_kernel[blocks](v, *used, S, o, **settings)
-        return (o,), ()
+        solved = parts["inverse"]
+        return (o,), () if solved is None else (solved,)
 
     def backward(gradients: Tensors, tensors: Sequence[Tensor | None], outputs: Tensors, saved: Tensors) -> Optionals:
         (do,), given = contiguous(*gradients), contiguous(*tensors)
         q, _, v, g, a, b, bonus = given
-        sizes, levels, parts, S = _recurred(given)
+        sizes, levels, parts, S = _recurred(given, saved[0] if saved else None)
         tiles, K = S.shape[0], q.shape[-1]
         blocks = triton.cdiv(K, BLOCK)
 
         # States.
         dS, du = torch.empty_like(S), None if b is None else torch.empty_like(parts["u"])
-        grid, settings = _of_states(tiles, sizes)
+        grid, settings = _of_states(tiles, sizes, q.dtype == torch.float32)
         used = parts["c"], parts["q_in"], parts["x_out"], parts["qx"], parts["w"], du, dS
         chunks_states_bwd_kernel[grid](do, *used, **settings, G=levels["G"])
 
@@ -870,8 +877,13 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
     return Method(forward, backward)
 
 
-def _recurred(given: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], Tensor]:
-    """Return sizes of all launches, settings of products, the parts that ``within`` writes, and the states."""
+def _recurred(
+    given: tuple[Any, ...], solved: Tensor | None
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], Tensor]:
+    """Return sizes of all launches, settings of products, the parts that ``within`` writes, and the states.
+
+    The part ``inverse`` takes most of the products, hence the backward pass has it ``solved`` by the forward pass.
+    """
     q, _, v, g, a, b, _ = given
     R, B, T, H, K = q.shape
     V, N = v.shape[-1], v.shape[2] // T
@@ -881,7 +893,7 @@ def _recurred(given: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], d
     levels = {
         "G": G,
         "LEVELS": 1 if G <= 1 else (CHUNK // NEAR.value).bit_length(),
-        "PRECISION": "tf32" if q.dtype == torch.bfloat16 else "ieee",
+        "PRECISION": "tf32" if q.dtype == torch.bfloat16 else "tf32x3",
     }
 
     # Parts of each chunk.
@@ -892,21 +904,24 @@ def _recurred(given: tuple[Any, ...]) -> tuple[dict[str, Any], dict[str, Any], d
     parts: dict[str, Any] = {"c": None if g is None else g.new_empty(tiles, CHUNK, G)}
     for name, width in widths.items():
         parts[name] = None if name in absent else q.new_empty(tiles, CHUNK, width)
-    settings = {**sizes, **levels, "E": BLOCK, "sequences": B, **WITHIN}
+    if solved is not None:
+        parts["inverse"] = solved
+    settings = {**sizes, **levels, "E": BLOCK, "sequences": B, "SOLVED": solved is not None, **WITHIN}
     chunks_within_kernel[(tiles,)](*given, *parts.values(), **settings)
 
     # States.
     S = q.new_empty(tiles, V, K)
-    grid, settings = _of_states(tiles, sizes)
+    grid, settings = _of_states(tiles, sizes, q.dtype == torch.float32)
     names = "c", "x_out", "k_out", "w", "u"
     chunks_states_fwd_kernel[grid](v, *(parts[name] for name in names), S, **settings, G=G)
     return sizes, levels, parts, S
 
 
-def _of_states(tiles: int, sizes: dict[str, Any]) -> tuple[tuple[int, int], dict[str, Any]]:
-    """Return grid and settings of the kernels that go from chunk to chunk."""
+def _of_states(tiles: int, sizes: dict[str, Any], wide: bool) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Return grid and settings of the kernels that go from chunk to chunk; wide rows, of float32, wait for no others."""
     I = max(BLOCK, triton.next_power_of_2(sizes["K"]))
-    settings = {**sizes, "I": I, "num_stages": 4 if I == BLOCK else 2, **STATES}
+    stages = 1 if wide else 4 if I == BLOCK else 2
+    settings = {**sizes, "I": I, "num_stages": stages, **STATES}
     heads = tiles // triton.cdiv(sizes["T"] * sizes["N"], CHUNK)
     return (heads, triton.cdiv(sizes["V"], settings["J"])), settings
 
