@@ -242,10 +242,11 @@ def test_chunks_in_float32(
     [*((*case, 8) for case in CHUNKED), *((*case, 32) for case in CHUNKED if case[0] is matrix_chunks_method)],
 )
 def test_chunks_in_bfloat16(kernels: Callable[..., Method], kind: str, scale: int) -> None:
-    """Weights and states are rounded for the products, too."""
+    """Weights and states are rounded for the products, too, and with a rank-one part what solves its system."""
     tensors = draw((KINDS | SHARED)[kind], 2, 5, 200, 4, scale)
     tensors = [None if y is None else y.bfloat16().double() for y in tensors]
-    assert max(errors(results(tensors, torch.bfloat16, kernels), results(tensors, None))) <= 2**-6
+    most = 2**-6 if kernels is chunked_recurrence_method else 2**-5
+    assert max(errors(results(tensors, torch.bfloat16, kernels), results(tensors, None))) <= most
 
 
 @pytest.mark.gpu
