@@ -59,9 +59,9 @@ epsilon. Each level is a product of C rows.
     dq .. dbonus   like q .. bonus      gradients       caller                      dbonus (tiles, K), dg of a block
 
 A tile is a chunk of a head of a sequence. Only the states go from chunk to chunk, in programs of J of the V channels;
-all else is computed for all chunks at once, in blocks of E channels. The backward pass computes ``within`` and
-``states_fwd`` again, but for the inverse. Products have at least 64 columns: with fewer, compiled kernels were wrong on Hopper (see
-``mixers.ops.kernels.chunked_recurrence``).
+all else is computed for all chunks at once, in blocks of E channels. The backward pass has the inverse of the forward
+pass, and computes the rest of ``within`` and ``states_fwd`` again. Products have at least 64 columns: with fewer,
+compiled kernels were wrong on Hopper (see ``mixers.ops.kernels.chunked_recurrence``).
 """
 
 from collections.abc import Sequence
@@ -918,7 +918,7 @@ def _recurred(
 
 
 def _of_states(tiles: int, sizes: dict[str, Any], wide: bool) -> tuple[tuple[int, int], dict[str, Any]]:
-    """Return grid and settings of the kernels that go from chunk to chunk; wide rows, of float32, wait for no others."""
+    """Return grid and settings of the kernels that go from chunk to chunk; ``wide`` rows are in float32."""
     I = max(BLOCK, triton.next_power_of_2(sizes["K"]))
     stages = 1 if wide else 4 if I == BLOCK else 2
     settings = {**sizes, "I": I, "num_stages": stages, **STATES}

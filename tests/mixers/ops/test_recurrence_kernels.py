@@ -95,7 +95,7 @@ def results(
 
     def recurrence(*given: Tensor) -> Tensor:
         some = iter(given)
-        arguments = [y if y is None else next(some) for y in leaves]
+        arguments: list[Any] = [y if y is None else next(some) for y in leaves]
         if dtype is None:
             return matrix_recurrence(*arguments)
         if kernels is chunked_recurrence_method:
