@@ -37,6 +37,7 @@ from mixers.base import Shape
 from mixers.decoding import Decoder
 from mixers.models import LanguageModel
 from mixers.ops import runs
+from mixers.ops.linear_recurrence import MANY
 from mixers.ops.method import Method
 from runners.mad.training.ensemble import Ensemble, mean_cross_entropy
 from runners.mad.training.protocol import Optimizer, Run
@@ -66,6 +67,8 @@ def models() -> Iterator[tuple[str, dict[str, Any], int, int]]:
         yield mixer, {"heads": 8} if mixer == "feedback-transformer" else {}, 128, 64
     for block in (1, 4):
         yield "rt", {"block": block}, 512, 16
+    for mixer in ("kda", "rwkv7"):
+        yield mixer, {}, 128, MANY
 
 
 def train(mixer: str, options: dict[str, Any], width: int, positions: int) -> None:

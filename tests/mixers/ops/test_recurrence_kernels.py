@@ -239,7 +239,10 @@ def test_chunks_in_float32(
 @on_gpu
 @pytest.mark.parametrize(
     ("kernels", "kind", "scale"),
-    [*((*case, 8) for case in CHUNKED), *((matrix_chunks_method, kind, 32) for kind in ("RWKV-7", "KDA", "everything"))],
+    [
+        *((*case, 8) for case in CHUNKED),
+        *((matrix_chunks_method, kind, 32) for kind in ("RWKV-7", "KDA", "everything")),
+    ],
 )
 def test_chunks_in_bfloat16(kernels: Callable[..., Method], kind: str, scale: int) -> None:
     """Weights and states are rounded for the products, too, and with a rank-one part what solves its system."""
