@@ -35,33 +35,37 @@ and within NEAR positions at most exp(-STRONGEST NEAR / 2); stronger decays coun
 epsilon. Each level is a product of C rows.
 
     name           shape                written by      read by
-    q              (R, B, T, H, K)      caller          within, gradients
-    k              (R, B, T N, H, K)    caller          within, gradients
+    q              (R, B, T, H, K)      caller          within, rows
+    k              (R, B, T N, H, K)    caller          within, rows
     v              (R, B, T N, H, V)    caller          all
-    g              (R, B, T, H, G)      caller          within, gradients           G = K or 1, float32
-    a, b           (R, B, T N, H, K)    caller          within, gradients
-    bonus          (R, H, K)            caller          within, gradients           float32
-    c              (tiles, C, G)        within          all                         float32
+    g              (R, B, T, H, G)      caller          within, rows                   G = K or 1, float32
+    a, b           (R, B, T N, H, K)    caller          within, rows
+    bonus          (R, H, K)            caller          within, rows                   float32
+    c              (tiles, C, G)        within          within, states, rows           float32
     q_in           (tiles, C, K)        within          outputs, states_bwd
-    x_out          (tiles, C, K)        within          states_fwd, states_bwd, gradients
-    k_out          (tiles, C, K)        within          states_fwd, gradients       with a
-    qx             (tiles, C, C)        within          outputs, states_bwd, gradients
-    qk, bk         (tiles, C, C)        within          outputs, gradients          with a
-    inverse        (tiles, C, C)        within          gradients                   X; with b
-    w              (tiles, C, K)        within          states_fwd, states_bwd      with b
-    u              (tiles, C, V)        within          states_fwd                  X V or X (b k) V; with b
-                                        states_fwd      outputs, gradients          U, in its place
-    S              (tiles, V, K)        states_fwd      outputs, gradients          before a chunk
+    x_out          (tiles, C, K)        within          states, products
+    k_out          (tiles, C, K)        within          states_fwd, products           with a
+    qx             (tiles, C, C)        within          outputs, states_bwd, products
+    qk, bk         (tiles, C, C)        within          outputs, products              with a
+    inverse        (tiles, C, C)        within          within, products               X; with b; kept
+    w              (tiles, C, K)        within          states                         with b
+    u              (tiles, C, V)        within          states_fwd                     X V or X (b k) V; with b
+                                        states_fwd      outputs, products, rows        U, in its place; kept
+    S              (tiles, V, K)        states_fwd      outputs, rows                  before a chunk; kept
     o              (R, B, T, H, V)      outputs         caller
-    do             (R, B, T, H, V)      caller          states_bwd, gradients
-    dS             (tiles, V, K)        states_bwd      gradients                   after a chunk
-    du             (tiles, C, V)        states_bwd      gradients                   with b
-    dq .. dbonus   like q .. bonus      gradients       caller                      dbonus (tiles, K), dg of a block
+    do             (R, B, T, H, V)      caller          states_bwd, products, rows
+    dS             (tiles, V, K)        states_bwd      products, rows                 after a chunk
+    du             (tiles, C, V)        states_bwd      products                       with b
+                                        products        rows                           dY, in its place
+    dqx .. dbk     (tiles, C, C)        products        rows
+    dv             (R, B, T N, H, V)    products        caller
+    dq .. dbonus   like q .. bonus      rows            caller                         dbonus (tiles, K), dg of a block
 
 A tile is a chunk of a head of a sequence. Only the states go from chunk to chunk, in programs of J of the V channels;
-all else is computed for all chunks at once, in blocks of E channels. The backward pass has the inverse of the forward
-pass, and computes the rest of ``within`` and ``states_fwd`` again. Products have at least 64 columns: with fewer,
-compiled kernels were wrong on Hopper (see ``mixers.ops.kernels.chunked_recurrence``).
+all else is computed for all chunks at once, in blocks of E channels. The backward pass is given what the forward pass
+has kept, each part about as large as the values, and calls ``within`` again for the others. ``products`` and ``rows``
+are kernels of the backward pass. Products of 64 rows have at least 64 columns: with fewer, compiled kernels were wrong
+on Hopper (see ``mixers.ops.kernels.chunked_recurrence``).
 """
 
 from collections.abc import Sequence
@@ -306,7 +310,7 @@ def chunks_within_kernel(
        b. write q_in, x_out and k_out;
        c. add to the products (q x), (b x), (q k) and (b k), level by level.
     2. Write the products.
-    3. With b, write X, unless it is there (SOLVED), W, and U for a state of zeros.
+    3. With b, write W, and unless they are there (SOLVED) X, and U for a state of zeros.
     """
     tile = tl.program_id(0)
     row_C, pair_C, live_C, query_C, decay_C = _place(tile, T, H, C, N)
@@ -389,11 +393,12 @@ def chunks_within_kernel(
                 b_CE *= tl.exp(-_load_g(g_ptr, row_C, decay_C, first, K, G, E))
             _store_tile(w_ptr, tile, _dot(x_CC, _scaled(b_CE, tl.exp(c_CE), q_ptr)), first, C, K, E)
 
-        if a_ptr is not None:
-            x_CC = _dot(x_CC, bk_CC.to(x_CC.dtype)).to(x_CC.dtype)
-        for first in range(0, V, E):
-            u_CE = _dot(x_CC, _load(v_ptr, pair_C, live_C, first, V, E))
-            _store_tile(u_ptr, tile, u_CE, first, C, V, E)
+        if not SOLVED:
+            if a_ptr is not None:
+                x_CC = _dot(x_CC, bk_CC.to(x_CC.dtype)).to(x_CC.dtype)
+            for first in range(0, V, E):
+                u_CE = _dot(x_CC, _load(v_ptr, pair_C, live_C, first, V, E))
+                _store_tile(u_ptr, tile, u_CE, first, C, V, E)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -824,35 +829,43 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
 
     def forward(*tensors: Tensor | None) -> tuple[Tensors, Tensors]:
         given = contiguous(*tensors)
-        q, v = given[0], given[2]
-        sizes, _, parts, S = _recurred(given, None)
+        q, _, v = given[:3]
+        sizes, levels, parts = _within(given)
+
+        # States.
+        S = q.new_empty(len(parts["q_in"]), v.shape[-1], q.shape[-1])
+        grid, settings = _of_states(q, sizes)
+        used = [parts[name] for name in ("c", "x_out", "k_out", "w", "u")]
+        chunks_states_fwd_kernel[grid](v, *used, S, **settings, G=levels["G"])
+
+        # Outputs.
         o = v.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype)
         settings = {**sizes, "E": BLOCK, **OUTPUTS}
         blocks = (S.shape[0], triton.cdiv(v.shape[-1], BLOCK))
-        used = parts["q_in"], parts["qx"], parts["qk"], parts["u"]
+        used = [parts[name] for name in ("q_in", "qx", "qk", "u")]
         chunks_outputs_kernel[blocks](v, *used, S, o, **settings)
-        solved = parts["inverse"]
-        return (o,), () if solved is None else (solved,)
+        return (o,), tuple(y for y in (parts["inverse"], parts["u"], S) if y is not None)
 
     def backward(gradients: Tensors, tensors: Sequence[Tensor | None], outputs: Tensors, saved: Tensors) -> Optionals:
         (do,), given = contiguous(*gradients), contiguous(*tensors)
         q, _, v, g, a, b, bonus = given
-        sizes, levels, parts, S = _recurred(given, saved[0] if saved else None)
+        *solved, S = saved
+        sizes, levels, parts = _within(given, *solved)
         tiles, K = S.shape[0], q.shape[-1]
         blocks = triton.cdiv(K, BLOCK)
 
         # States.
         dS, du = torch.empty_like(S), None if b is None else torch.empty_like(parts["u"])
-        grid, settings = _of_states(tiles, sizes, q.dtype == torch.float32)
-        used = parts["c"], parts["q_in"], parts["x_out"], parts["qx"], parts["w"], du, dS
-        chunks_states_bwd_kernel[grid](do, *used, **settings, G=levels["G"])
+        grid, settings = _of_states(q, sizes)
+        used = [parts[name] for name in ("c", "q_in", "x_out", "qx", "w")]
+        chunks_states_bwd_kernel[grid](do, *used, du, dS, **settings, G=levels["G"])
 
         # Values and products.
         found: list[Any] = [y if y is None else torch.empty_like(y) for y in given]
         products = [None if y is None else torch.empty_like(parts["qx"]) for y in (q, b, a, a)]
         settings = {**sizes, "E": BLOCK, **PRODUCTS}
-        given_parts = [parts[name] for name in ("x_out", "k_out", "qx", "qk", "bk", "inverse", "u")]
-        chunks_products_bwd_kernel[(tiles,)](v, *given_parts, do, du, dS, found[2], *products, **settings)
+        used = [parts[name] for name in ("x_out", "k_out", "qx", "qk", "bk", "inverse", "u")]
+        chunks_products_bwd_kernel[(tiles,)](v, *used, do, du, dS, found[2], *products, **settings)
 
         # Rows.
         scalar = g is not None and g.shape[-1] == 1
@@ -877,17 +890,15 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
     return Method(forward, backward)
 
 
-def _recurred(
-    given: tuple[Any, ...], solved: Tensor | None
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], Tensor]:
-    """Return sizes of all launches, settings of products, the parts that ``within`` writes, and the states.
+def _within(given: tuple[Any, ...], *solved: Tensor) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return sizes of all launches, settings of products, and the parts that ``within`` writes.
 
-    The part ``inverse`` takes most of the products, hence the backward pass has it ``solved`` by the forward pass.
+    With b, the backward pass has ``solved`` two of them, X and U.
     """
     q, _, v, g, a, b, _ = given
-    R, B, T, H, K = q.shape
+    _, B, T, H, K = q.shape
     V, N = v.shape[-1], v.shape[2] // T
-    tiles = R * B * H * triton.cdiv(T * N, CHUNK)
+    tiles = q.shape[:2].numel() * H * triton.cdiv(T * N, CHUNK)
     G = 0 if g is None else g.shape[-1]
     sizes = {"T": T, "H": H, "K": K, "V": V, "N": N, "C": CHUNK}
     levels = {
@@ -897,33 +908,27 @@ def _recurred(
     }
 
     # Parts of each chunk.
-    widths = dict.fromkeys(("q_in", "x_out", "k_out"), K) | dict.fromkeys(("qx", "qk", "bk", "inverse"), CHUNK)
-    widths |= {"w": K, "u": V}
+    widths = dict.fromkeys(("q_in", "x_out", "k_out", "w"), K) | {"u": V}
+    widths |= dict.fromkeys(("qx", "qk", "bk", "inverse"), CHUNK)
     absent = {"k_out", "qk", "bk"} if a is None else set()
-    absent |= {"inverse", "w", "u"} if b is None else set()
-    parts: dict[str, Any] = {"c": None if g is None else g.new_empty(tiles, CHUNK, G)}
-    for name, width in widths.items():
-        parts[name] = None if name in absent else q.new_empty(tiles, CHUNK, width)
-    if solved is not None:
-        parts["inverse"] = solved
-    settings = {**sizes, **levels, "E": BLOCK, "sequences": B, "SOLVED": solved is not None, **WITHIN}
-    chunks_within_kernel[(tiles,)](*given, *parts.values(), **settings)
-
-    # States.
-    S = q.new_empty(tiles, V, K)
-    grid, settings = _of_states(tiles, sizes, q.dtype == torch.float32)
-    names = "c", "x_out", "k_out", "w", "u"
-    chunks_states_fwd_kernel[grid](v, *(parts[name] for name in names), S, **settings, G=G)
-    return sizes, levels, parts, S
+    absent |= {"inverse", "w", "u"} if b is None else {"inverse", "u"} if solved else set()
+    parts = {
+        "c": None if g is None else g.new_empty(tiles, CHUNK, G),
+        **{name: None if name in absent else q.new_empty(tiles, CHUNK, width) for name, width in widths.items()},
+    }
+    parts |= dict(zip(("inverse", "u"), solved, strict=False))
+    settings = {**sizes, **levels, "E": BLOCK, "sequences": B, "SOLVED": bool(solved), **WITHIN}
+    names = "c", "q_in", "x_out", "k_out", "qx", "qk", "bk", "inverse", "w", "u"
+    chunks_within_kernel[(tiles,)](*given, *(parts[name] for name in names), **settings)
+    return sizes, levels, parts
 
 
-def _of_states(tiles: int, sizes: dict[str, Any], wide: bool) -> tuple[tuple[int, int], dict[str, Any]]:
-    """Return grid and settings of the kernels that go from chunk to chunk; ``wide`` rows are in float32."""
+def _of_states(q: Tensor, sizes: dict[str, Any]) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Return grid and settings of the kernels that go from chunk to chunk; rows in float32 leave no room to wait."""
     I = max(BLOCK, triton.next_power_of_2(sizes["K"]))
-    stages = 1 if wide else 4 if I == BLOCK else 2
+    stages = 1 if q.dtype == torch.float32 else 4 if I == BLOCK else 2
     settings = {**sizes, "I": I, "num_stages": stages, **STATES}
-    heads = tiles // triton.cdiv(sizes["T"] * sizes["N"], CHUNK)
-    return (heads, triton.cdiv(sizes["V"], settings["J"])), settings
+    return (q.shape[:2].numel() * sizes["H"], triton.cdiv(sizes["V"], settings["J"])), settings
 
 
 @kernels_take("linear recurrence", f"keys and values of up to {MOST_CHANNELS} channels a head")
