@@ -15,6 +15,8 @@ Figure = Literal["params", "state", "flops"]
 TOLERANCE = 0.02
 WIDEST = 8
 """Widths beyond this multiple of the given width are not tried."""
+MLP_CHANGE = 0.25
+"""Share by which an MLP becomes wider or narrower where no width meets the target."""
 
 FIGURES: dict[Figure, tuple[str, Callable[[Layer], int]]] = {
     "params": ("parameters", count_parameters),
@@ -37,12 +39,13 @@ def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, sh
     """Return the shape at which a layer's figure is nearest to ``target``, and its figure.
 
     Widths are multiples of the number of heads, if the layer has heads, and also of 8 if such a width meets the target.
-    The ratio of MLP width to model width is kept.
+    The ratio of MLP width to model width is kept, unless no width meets the target: then the MLP of the nearest one
+    becomes up to a quarter wider or narrower.
 
     Raises:
         ValueError: the layer cannot be built, or fails at a width while it is counted, or no width within ``WIDEST``
-            meets the target to 2%. The message then names the nearest width, its difference from the target, and
-            options that may come nearer.
+            meets the target to 2% with any such MLP. The message then names the nearest width, its difference from the
+            target, and options that may come nearer.
     """
 
     def scaled(width: int) -> Shape:
@@ -84,6 +87,16 @@ def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, sh
         build_frozen(layer_class, config, shape)
         raise ValueError(f"{label}: no multiple of {heads} can be built")
     best = min(candidates, key=distance)
+
+    # Figures grow evenly with the MLP's width, or do not depend on it.
+    near = scaled(best)
+    by_one = count(figure, layer_class, config, replace(near, mlp_width=near.mlp_width + 1)) - figure_at(best)
+    change = round((target - figure_at(best)) / by_one) if by_one else 0
+    if 0 < abs(change) <= MLP_CHANGE * near.mlp_width:
+        other = replace(near, mlp_width=near.mlp_width + change)
+        if abs((met := count(figure, layer_class, config, other)) / target - 1) <= TOLERANCE:
+            return other, met
+
     nearest = f"the nearest, {best}, has {figure_at(best):,} ({figure_at(best) / target - 1:+.1%})"
     finer = max(map(figure_at, candidates)) > target  # else even the widest has too little
     others = ["fewer heads"] * (heads > 1) + ["a larger width" if finer else "another figure"]

@@ -92,11 +92,16 @@ ENTRIES: dict[str, Entry] = {
 """All rows by name, in the order in which they are trained."""
 AGAINST_STATE, WIDTHS = ("mqar", "copying"), (32, 128, 256)
 """Abilities whose capacity is measured against the size of the state, and the widths beside that of the preset."""
+EQUAL_ALREADY = ("rt", "transformer", "deltanet", "staircase", "sliding-attention")
+"""Layers with the parameters of the Transformer at equal width, within the tolerance of ``--match``."""
 PROFILED = ENTRIES | {
     entry.name: entry
-    for name in FIRST
     for entry in (
-        Entry(name=f"{name}-equal-params", mixer=name, sizes={"match": "params"}),
+        *(
+            Entry(name=f"{name}-equal-params", mixer=name, sizes={"match": "params"})
+            for name in FIRST
+            if name not in EQUAL_ALREADY
+        ),
         *(
             Entry(
                 name=f"{name}-width-{size}",
@@ -104,10 +109,10 @@ PROFILED = ENTRIES | {
                 sizes={"width": size, "mlp_width": 4 * size},
                 tasks=AGAINST_STATE,
             )
+            for name in FIRST
             for size in WIDTHS
         ),
     )
-    if entry.name != "transformer-equal-params"  # which the others meet
 }
 """All rows of the profiles: those above, and the layers that are trained first at other sizes."""
 LAYERS = tuple(ENTRIES[name] for name in ENTRIES if name in MIXERS)

@@ -10,8 +10,8 @@
 Each result is one layer on one task: 200 epochs at each point of the wide grid, then five seeds of the chosen point. If
 that has the largest learning rate, below the ceiling, 1e-2 and 2e-2 are trained, too, and the points with five seeds
 are compared. With ``--preset quick`` a result has small settings, which are not the reference protocol, and a separate
-folder. With ``--preset profile`` it is the ladder of the task, and there are more rows: twelve layers at the parameters
-of the Transformer, and on MQAR and copying at widths 32, 128 and 256.
+folder. With ``--preset profile`` it is the ladder of the task, and there are more rows: seven layers at the parameters
+of the Transformer, and twelve on MQAR and copying at widths 32, 128 and 256.
 
 A finished result is a table of records in ``results/reference``; to train it again, delete it. A stopped one resumes
 from its runs in ``--out``. On several GPUs, one process per GPU takes results, and each is trained once. Several

@@ -1,6 +1,7 @@
 """The reference results in ``results/reference``: whole, of their protocols, and their overview."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ import pandas as pd
 import pytest
 
 from mixers import MIXERS, find_mixer
+from mixers.base import Shape
 from runners.files import DamagedFileError
 from runners.mad.points import chosen, points
+from runners.mad.reference.__main__ import ReferenceOptions
 from runners.mad.reference.overview import DEPTHS, effective_depth, overview_page
-from runners.mad.rows import ENTRIES, LAYERS, ReferencePreset, load, load_rows
+from runners.mad.rows import ENTRIES, EQUAL_ALREADY, FIRST, LAYERS, PROFILED, ReferencePreset, load, load_rows
 from runners.mad.tables import in_order
 from runners.records import REFERENCE
 from tasks import PUBLISHED
@@ -64,6 +67,15 @@ def test_every_registered_layer_has_a_row() -> None:
     assert [*ENTRIES][:2] == ["rt", "transformer"]
     for entry in ENTRIES.values():
         assert {*entry.options} <= {*vars(find_mixer(entry.mixer).Config())}
+
+
+def test_layers_at_equal_parameters_are_those_that_have_others_at_equal_width() -> None:
+    given = ReferenceOptions(preset="profile")
+    for name in FIRST[2:]:
+        entry = PROFILED.get(f"{name}-equal-params", replace(PROFILED[name], sizes={"match": "params"}))
+        (_, (first, *_)) = given.study(entry, "parity")
+        assert (first.shape == Shape(width=64, mlp_width=256)) == (name in EQUAL_ALREADY), name
+    assert {entry.mixer for entry in PROFILED.values() if "match" in entry.sizes} == {*FIRST} - {*EQUAL_ALREADY}
 
 
 def of_depths(rt: float, *transformers: float, sequence: float = 0.1) -> dict[tuple[str, str], dict[str, Any]]:
