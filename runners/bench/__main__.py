@@ -2,6 +2,7 @@
 
     python -m runners.bench diagnostics
     python -m runners.bench layers --layers rt gla --runs 1 6 30
+    python -m runners.bench layers --width 1024
     python -m runners.bench pretraining --parts training
     python -m runners.bench layers --help
 

@@ -2,7 +2,7 @@
 
     python -m runners.bench layers
     python -m runners.bench layers --layers rt gla package.module:Class --lengths 128 1024 --runs 1 6
-    python -m runners.bench layers --width 1024 --head-width 64 --batch-size 32 --lengths 512 --runs 1
+    python -m runners.bench layers --width 1024    # as in language models: 32 sequences of 512, 8 of 2048
 
 A layer's numbers of runs take turns, then its memory is freed: all layers together would not fit.
 """
@@ -21,11 +21,22 @@ from mixers.models import BACKBONES
 from mixers.named import members_of
 from mixers.ops.runs import methods_met
 from mixers.registry import MIXERS, find_mixer
-from runners.bench.measure import CHECK_RUNS, Case, Common, Implementation, Pass, Record, check, options_and_device
+from runners.bench.measure import (
+    CHECK_RUNS,
+    TRANSFORMER,
+    Case,
+    Common,
+    Implementation,
+    Pass,
+    Record,
+    check,
+    options_and_device,
+)
 from runners.ending import user_errors
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
 from runners.mad.training.step import Stepper
+from runners.options import expand
 from tasks.base import Task
 from tasks.recall import InContextRecall
 
@@ -35,12 +46,13 @@ class Options(Common):
     """Time the trainer's whole optimizer step of layers, on in-context recall.
 
     Attributes:
-        lengths: sequence lengths N.
-        runs: numbers R of runs trained together.
-        batch_size: sequences of each run in a step.
+        lengths: sequence lengths N; on a GPU 512 and 2048 if the width is above 128.
+        runs: numbers R of runs trained together; 1 if the width is above 128.
+        batch_size: sequences of each run in a step; None for those of 16,384 tokens, as on a GPU if the width is above
+            128.
         width: model width D.
         mlp_width: hidden width of the MLP; unless given, 4 times the model's.
-        head_width: width of a head; unless given, layers have their own number of heads.
+        head_width: width of a head; None for each layer's own number of heads, 64 if the width is above 128.
     """
 
     layers: Annotated[
@@ -49,7 +61,7 @@ class Options(Common):
     ] = ("all",)
     lengths: tuple[int, ...] = (128,)
     runs: tuple[int, ...] = (1, 6, 30)
-    batch_size: int = 128
+    batch_size: int | None = 128
     width: int = 128
     mlp_width: int | None = None
     head_width: int | None = None
@@ -57,28 +69,41 @@ class Options(Common):
 
 PRESETS = {"cuda": Options(), "cpu": Options(lengths=(32,), runs=(1,), batch_size=4, limit=5.0)}
 """Defaults by type of device."""
+WIDE = {
+    "cuda": Options(lengths=(512, 2048), runs=(1,), batch_size=None, head_width=64),
+    "cpu": replace(PRESETS["cpu"], head_width=64),
+}
+"""Those of widths above that of the diagnostics."""
+TOKENS = 16_384
+"""Tokens of each run in a step, unless the number of sequences is given."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command line."""
     with user_errors(ValueError):
         options, device = options_and_device(Options, PRESETS, arguments)
+        if options.width > PRESETS[device.type].width:
+            options, device = options_and_device(Options, WIDE, arguments)
+        if options.head_width and options.width % options.head_width:
+            raise ValueError(f"width {options.width} is no multiple of --head-width {options.head_width}")
         shape = Shape(width=options.width, mlp_width=options.mlp_width or 4 * options.width)
         heads = None if options.head_width is None else options.width // options.head_width
         tasks = [InContextRecall(InContextRecall.Config(length=length)) for length in options.lengths]
-        names = list(MIXERS) if "all" in options.layers else list(dict.fromkeys(options.layers))
+        # The others are relative to the Transformer.
+        names = sorted(expand(options.layers, MIXERS), key=lambda name: name != TRANSFORMER)
         shapes = {name: replace(shape, layers=len(members_of(name))) for name in names}
         for name in names:
             Implementation(mixer=name).build(shapes[name], heads, device)
 
     record = Record("layers", options, device, arguments)
     for task, name in product(tasks, names):
-        place = {"width": options.width, "batch_size": options.batch_size, "length": task.config.length}
+        batch_size = options.batch_size or max(1, TOKENS // task.config.length)
+        place = {"width": options.width, "batch_size": batch_size, "length": task.config.length}
         step = Implementation(mixer=name, graph=device.type == "cuda")
         record.measure([
             Case(
                 place={**place, "runs": runs, "implementation": name},
-                build=partial(optimizer_step, step, shapes[name], heads, runs, device, task, options.batch_size),
+                build=partial(optimizer_step, step, shapes[name], heads, runs, device, task, batch_size),
                 check=partial(check, Implementation(mixer=name), shapes[name], heads, CHECK_RUNS, device),
             )
             for runs in options.runs

@@ -48,16 +48,24 @@ FEW = 16
 Over 14 samples, the plain form of Mamba-2 under autocast has an error of 0.3e-2 to 5.8e-2 in the gradient of its step
 size's bias (4 numbers per run; root mean square 1.9e-2). With its kernels' roundings: 0.7e-2 to 4.0e-2 (1.7e-2).
 """
+TRANSFORMER = "transformer"
+"""The layer that the others are relative to."""
 OUT_OF_MEMORY = "skipped: out of memory"
-TIMES = ("median_ms", "min_ms", "max_ms", "spread", "tokens_per_second", "peak_gib", "setup_seconds", "repeats")
+TIMES = (
+    *("median_ms", "min_ms", "max_ms", "spread", "relative"),
+    *("tokens_per_second", "peak_gib", "setup_seconds", "repeats"),
+)
 """Entries of a row that is timed; None in the others."""
-SHOWN = {
+SHOWN: dict[str, Callable[[Any], str]] = {
     "median_ms": "{:.4g}".format,
+    "relative": "{:.3g}".format,
     "spread": "{:.1%}".format,
     "tokens_per_second": "{:,.0f}".format,
     "peak_gib": "{:.3g}".format,
     "setup_seconds": "{:.3g}".format,
     "error": "{:.1e}".format,
+    "methods": ", ".join,
+    "compiled": str,
 }
 """Formats of the figures that are printed."""
 
@@ -431,9 +439,18 @@ class Record:
             if row["status"] != "timed":
                 row |= dict.fromkeys(TIMES)
 
+        # Times relative to that of the Transformer at the same place, if it is timed by now.
         self.cells += rows
-        texts = [row | {name: text(row[name]) for name, text in SHOWN.items() if row[name] is not None} for row in rows]
-        table = pd.DataFrame(texts)[[*cases[0].place, *SHOWN, "status"]].dropna(axis="columns", how="all")
+        for case, row in zip(cases, rows, strict=True):
+            at = {**case.place, "implementation": TRANSFORMER}.items()
+            theirs = [cell["median_ms"] for cell in self.cells if at <= cell.items() and cell["median_ms"]]
+            if row["median_ms"] and theirs:
+                row["relative"] = row["median_ms"] / theirs[0]
+
+        texts = [
+            row | {name: text(row[name]) for name, text in SHOWN.items() if row.get(name) is not None} for row in rows
+        ]
+        table = pd.DataFrame(texts, columns=[*cases[0].place, *SHOWN, "status"]).dropna(axis="columns", how="all")
         print(table.to_string(index=False, na_rep=""), end="\n\n", flush=True)
         self._store(complete=False)
         return rows

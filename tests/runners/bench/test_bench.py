@@ -104,7 +104,7 @@ PLACES: list[tuple[list[str], tuple[str, ...], list[tuple[Any, ...]]]] = [
         [(length, phase, 2, name) for length in (16, 18, 20) for phase in ("forward", "step") for name in QUICK[1:]],
     ),
     (
-        [*LAYERS, "20", "24", "--layers", "transformer", own("Scaled"), "--runs", "2", "1"],
+        [*LAYERS, "20", "24", "--layers", own("Scaled"), "transformer", "--runs", "2", "1"],
         ("length", "implementation", "runs", "width"),
         [(n, name, runs, 16) for n in (16, 20, 24) for name in ("transformer", own("Scaled")) for runs in (2, 1)],
     ),
@@ -155,6 +155,11 @@ def test_a_record_holds_every_figure_and_the_report_reads_it(
         assert cell["setup_seconds"] > 0
         assert 0 < cell["error"] < 1e-5
         assert f"{cell['median_ms']:.4g}" in shown
+        assert ", ".join(cell.get("methods", [])) in shown
+        at = {name: cell[name] for name in names} | {"implementation": "transformer"}
+        theirs = [cell["median_ms"] / other["median_ms"] for other in cells if at.items() <= other.items()]
+        assert cell["relative"] == (theirs[0] if theirs else None)
+        assert len(theirs) == (arguments[0] != "pretraining")
 
     # What the report does with published records.
     shutil.move(tmp_path / "bench", tmp_path / "2026-12-01-bench")
@@ -354,12 +359,35 @@ def test_defaults_go_by_device() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "places", "heads"),
+    [
+        ("--width 128", [(128, 128, 1), (128, 128, 6), (128, 128, 30)], None),
+        ("--width 256", [(32, 512, 1), (8, 2048, 1)], 4),
+        ("--width 256 --lengths 128 --runs 2", [(128, 128, 2)], 4),
+        ("--width 256 --batch-size 3 --head-width 32", [(3, 512, 1), (3, 2048, 1)], 8),
+    ],
+)
+def test_defaults_of_a_gpu_go_by_width_and_what_is_typed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, places: list[tuple[int, int, int]], heads: int | None
+) -> None:
+    cases: list[Any] = []
+    for presets in (layers.PRESETS, layers.WIDE):
+        monkeypatch.setitem(presets, "cpu", presets["cuda"])
+    monkeypatch.setattr(Record, "measure", lambda self, given: cases.extend(given))
+    main(["layers", "--device", "cpu", *words.split(), "--layers", "transformer", "--out", str(tmp_path)])
+    assert [tuple(case.place[name] for name in ("batch_size", "length", "runs")) for case in cases] == places
+    assert {case.build.args[2] for case in cases} == {heads}
+    assert [(case.build.args[-1], case.build.args[-2].config.length) for case in cases] == [y[:2] for y in places]
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["speed"], "no benchmark 'speed': choose from diagnostics, layers, pretraining"),
         ([*DIAGNOSTICS, "--lengths", "33"], "length"),
         ([*DIAGNOSTICS, "--implementations", "rt-fused"], "no implementation 'rt-fused' on this device: choose from"),
         ([*DIAGNOSTICS, "--heads", "3"], "heads: 3 must divide the model width 16"),
+        ([*LAYERS, "--head-width", "3"], "width 16 is no multiple of --head-width 3"),
         ([*LAYERS, "--layers", "nothing"], "no mixer 'nothing': choose from transformer"),
         ([*PRETRAINING, "4", "--widths", "100"], "width 100 is no multiple of --head-width 16"),
         ([*PRETRAINING, "4", "--implementations", "rt-wavefront-graph"], "rt-wavefront-graph needs a GPU"),
