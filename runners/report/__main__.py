@@ -47,6 +47,8 @@ from runners.report.published import (
     read_benchmarks,
     read_claims,
     steps_of_layers,
+    wide_picture,
+    wide_steps,
 )
 from runners.style import DARK
 from runners.tables import abbreviated
@@ -122,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         against = language.read_models(folder / AGAINST, alike=False)
         published, claims = REFERENCE.parent / "published", REFERENCE.parent / "claims.csv"
         benchmarks = read_benchmarks(options.out) | read_benchmarks(published)
-        steps, claim = steps_of_layers(benchmarks), read_claims(claims)
+        steps, wide, claim = steps_of_layers(benchmarks), wide_steps(benchmarks), read_claims(claims)
 
         # The pages.
         pages: dict[str, dict[str, Any]] = {
@@ -132,10 +134,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "correlations": correlations_page(boards, models, profiles),
             "paper": {"claims": papers_claims(claim), "results": REFERENCE.parent},
             "claims": {"claims": claims_table(claims), "file": claims},
-            "speed": {"anchors": anchors(published, benchmarks), "benchmarks": benchmarks},
+            "speed": {"anchors": anchors(published, benchmarks), "benchmarks": benchmarks, "draw": wide_picture},
         }
         for name, content in pages.items():
-            write_page(options.out / "report" / f"{name}.html", name, content | {"there": [*pages], "steps": steps})
+            shared = {"there": [*pages], "steps": steps, "wide": wide}
+            write_page(options.out / "report" / f"{name}.html", name, content | shared)
     print(f"written: {options.out / 'report' / 'index.html'}")
 
 

@@ -14,15 +14,20 @@ from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 from runners.files import read_json
 from runners.mad.ranking import TRANSFORMER
+from runners.report.svg import Chart
+from runners.style import Style, style_of
 
 DATA = Path(__file__).parent / "data"
 RENAMED = {"rt-triton": "rt-fused", "rt-chunked": "rt-wavefront", "rt-chunked-graph": "rt-wavefront-graph"}
 """Today's names of implementations, by their earlier names."""
-LENGTH = 128
-"""Length of the sequences at which steps of layers are compared."""
+LENGTH = WIDTH = 128
+"""Length of the sequences, and width, at which steps of layers are compared."""
+WIDE = 1024
+"""Width of language models, at which they are compared, too."""
 PAGE = """\
 # The paper
 
@@ -116,7 +121,7 @@ def claims_table(file: Path) -> list[dict[str, Any]]:
 def read_benchmarks(folder: Path) -> dict[Path, dict[str, Any]]:
     """Return the records of benchmarks in the folders of a folder, the newest first, with today's names."""
     found = {}
-    for path in sorted(folder.glob("*/*.json"), key=lambda path: path.parent.name[:10], reverse=True):
+    for path in sorted(folder.glob("*/*.json"), key=lambda path: (path.parent.name[:10], path.name), reverse=True):
         content = read_json(path)
         if isinstance(content, dict) and "benchmark" in content:
             for cell in content["cells"]:
@@ -134,7 +139,7 @@ def steps_of_layers(benchmarks: Mapping[Path, Mapping[str, Any]]) -> dict[str, S
     timed: dict[Path, dict[str, dict[int, float]]] = {}
     for path, content in benchmarks.items():
         for cell in content["cells"] if content["benchmark"].endswith("layers") else ():
-            if cell["status"] == "timed" and cell["length"] == LENGTH:
+            if cell["status"] == "timed" and (cell["length"], cell.get("width", WIDTH)) == (LENGTH, WIDTH):
                 timed.setdefault(path, {}).setdefault(cell["implementation"], {})[cell["runs"]] = cell["median_ms"]
     found: dict[str, Steps] = {}
     for path, layers in sorted(timed.items(), key=lambda pair: -len(pair[1])):
@@ -144,6 +149,54 @@ def steps_of_layers(benchmarks: Mapping[Path, Mapping[str, Any]]) -> dict[str, S
             if both:
                 found.setdefault(layer, Steps(record=path, device=benchmarks[path]["device"], times=both))
     return found
+
+
+def wide_steps(benchmarks: Mapping[Path, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the steps of layers at the width of language models, of the newest of the records with the most layers.
+
+    Keys: ``record``; ``shapes``: by sequences × positions, the cells of the layers, the fastest first; ``layers``: by
+    layer, its cells of the shapes at which its time relative to the Transformer's is known. Empty without such times.
+    """
+    found: list[dict[str, Any]] = [{}]
+    for path, content in benchmarks.items():
+        alike = (cell for cell in content["cells"] if (cell.get("width"), cell.get("runs")) == (WIDE, 1))
+        shapes: dict[str, dict[str, Any]] = {}
+        layers: dict[str, dict[str, Any]] = {}
+        for cell in sorted(alike, key=lambda cell: (cell["length"], cell.get("relative") or float("inf"))):
+            shape = f"{cell['batch_size']} × {cell['length']:,}"
+            shapes.setdefault(shape, {})[cell["implementation"]] = cell
+            if cell.get("relative"):
+                layers.setdefault(cell["implementation"], {})[shape] = cell
+        found.append({"record": path, "shapes": shapes, "layers": layers})
+    return max(found, key=lambda one: len(one.get("layers", ())))
+
+
+def wide_picture(wide: Mapping[str, Any]) -> Markup:
+    """Draw times relative to the Transformer's, a row for each layer; filled: the first shape.
+
+    Args:
+        wide: as ``wide_steps`` returns it.
+    """
+    rows = [(y, layer, wide["layers"][layer]) for y, layer in enumerate(reversed(wide["layers"]))]
+    edges, first = (-0.6, len(rows) - 0.4), next(iter(wide["shapes"]))
+    chart = Chart(
+        description=f"time of a step at width {WIDE:,} relative to the Transformer's",
+        labels={"x": "time of a step, × the Transformer’s", "y": ""},
+        logs="x",
+        limits={"y": edges},
+        ticks={"y": {y: layer.rpartition(":")[2] for y, layer, _ in rows}},
+        text="{:g}×".format,
+        size=(280, 36 + 11 * len(rows)),
+        left=92,
+    )
+    chart.line([1, 1], edges, Style(color="var(--muted)", marker="o"), width=0.8)
+    for y, layer, cells in rows:
+        style, ratios = style_of(layer), [cell["relative"] for cell in cells.values()]
+        chart.line(ratios, [y] * len(ratios), style)
+        for shape, ratio in zip(cells, ratios, strict=True):
+            chart.mark(ratio, y, style, hollow=shape != first)
+        chart.end(", ".join(f"{ratio:.3g}×" for ratio in ratios), y, style.color)
+    return chart.svg()
 
 
 def anchors(folder: Path, benchmarks: Mapping[Path, Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -75,9 +75,11 @@ class Chart:
         there_and_back, around = [*xs, *reversed(xs)], [*lows, *reversed(highs)]
         self._shapes.append((there_and_back, around, f"fill:{paint(color)};opacity:.18", ""))
 
-    def mark(self, x: float, y: float, style: Style) -> None:
-        """Draw a mark."""
-        self._marks.append((x, y, f'd="{MARKS[style.marker]}" style="fill:{paint(style.color)}"'))
+    def mark(self, x: float, y: float, style: Style, hollow: bool = False) -> None:
+        """Draw a mark, filled or hollow."""
+        color = paint(style.color)
+        css = f"fill:var(--card);stroke:{color};stroke-width:.4" if hollow else f"fill:{color}"
+        self._marks.append((x, y, f'd="{MARKS[style.marker]}" style="{css}"'))
 
     def end(self, name: str, y: float, color: str) -> None:
         """Write a name to the right of the chart, beside the end of its line and never over another name."""

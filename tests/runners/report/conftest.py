@@ -7,7 +7,7 @@ import pytest
 from runners.files import write_json
 from runners.records import REFERENCE
 from runners.report import __main__ as report
-from tests.runners.report.made_up import cell, write_cell, write_model, write_study
+from tests.runners.report.made_up import bench, cell, write_cell, write_model, write_study
 
 SHIPPED = REFERENCE.parent
 TASKS = ("parity", "memorization", "copying")
@@ -32,11 +32,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_model(folder / "reference" / "language-models", row, 4 - y)
         write_model(folder / "reference" / "language-models" / "rt-against-transformer", row, 3 - y)
     write_study(folder, cell("my_layer:MyLayer", "parity", [0.8, 0.85], study="MyLayer parity"))
-    steps = [("transformer", 2.0), ("rt", 5.0)]
-    timed = {"length": 128, "runs": 30, "status": "timed"}
-    cells = [{"implementation": layer, "median_ms": ms, **timed} for layer, ms in steps]
-    bench = {"benchmark": "layers", "command": "bench layers", "device": "cpu", "cells": cells}
-    write_json(folder / "published" / "2026-01-01-bench" / "layers.json", bench)
+    narrow = bench({"transformer": 2.0, "rt": 5.0}, length=128, runs=30)
+    wide = bench({"transformer": 8.0, "deltanet": 20.0, "rt": 52.0}, width=1024, batch_size=32, length=512)
+    wide["cells"] += bench({"rt": 120.0, "transformer": 8.0}, width=1024, batch_size=8, length=2048)["cells"]
+    skipped = {"median_ms": None, "relative": None, "status": "skipped: out of memory"}
+    wide["cells"].append({**wide["cells"][-1], "implementation": "deltanet", **skipped})
+    for name, content in {"2026-01-01-bench": narrow, "2026-01-02-bench-wide": wide}.items():
+        write_json(folder / "published" / name / "layers.json", content)
     (folder / "claims.csv").symlink_to(SHIPPED / "claims.csv")
     return folder
 

@@ -27,13 +27,14 @@ from runners.report.published import (
     read_benchmarks,
     read_claims,
     steps_of_layers,
+    wide_steps,
 )
 from runners.report.ranks import mean_ranks, places
 from runners.report.svg import Chart
 from runners.style import Style
 from tasks import PUBLISHED, TASKS
 from tests.runners.report.conftest import LAYERS, SHIPPED
-from tests.runners.report.made_up import cell, diverged, write_cell, write_model, write_study
+from tests.runners.report.made_up import bench, cell, diverged, write_cell, write_model, write_study
 
 MODELS = "language-models"
 ALL_LAYERS = "2026-11-23-bench-21-layers/diagnostics-layers-nvidia-h200.json"
@@ -265,6 +266,8 @@ def test_a_layer_that_diverged_says_so(results: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(report, "REFERENCE", tmp_path / "reference")
     main(["--out", str(tmp_path)])
     assert rows_of(tmp_path / "report" / "full.html", "parity")["lru"][:4] == ["–", "lru", "diverged", "diverged"]
+    assert "1,024</" not in (tmp_path / "report" / "index.html").read_text()
+    assert "width of language models" not in (tmp_path / "report" / "speed.html").read_text()
     assert "No language model is trained yet" in (tmp_path / "report" / "language.html").read_text()
 
 
@@ -320,6 +323,40 @@ def test_every_anchor_has_its_record() -> None:
     assert {runs: round(ratio, 2) for runs, (_, ratio) in steps["rt"].times.items()} == {1: 5.92, 6: 2.48, 30: 1.73}
     assert steps["kda"].record.parent.name == "2026-11-28-bench-new-layers"
     assert steps["kda"].ratio == pytest.approx(1.66, abs=0.01)
+
+
+def test_steps_at_the_width_of_language_models_are_those_of_their_record(pages: Path) -> None:
+    first, second = (rows_of(pages / "speed.html", f"steps at width 1,024, {y}") for y in ("32 × 512", "8 × 2,048"))
+    assert [*first] == ["transformer", "deltanet", "rt"]
+    assert first["rt"] == ["3", "rt", "52", "6.5×", "1.5", "9.0", "1.0e-02", "rt kernel; compiled"]
+    assert [*second.values()][1:] == [
+        ["2", "rt", "120", "15×", "1.5", "9.0", "1.0e-02", "rt kernel; compiled"],
+        ["–", "deltanet", "skipped: out of memory"],
+    ]
+
+    # The chart: a hollow mark for each time at the second shape.
+    ((caption, chart),) = re.findall("<figcaption>(.*?)</figcaption>(.*?)</figure>", (pages / "speed.html").read_text())
+    assert caption == "Filled: 32 × 512; hollow: 8 × 2,048"
+    assert [chart.count(text) for text in (">6.5×, 15×<", ">2.5×<", ">1×, 1×<", "fill:var(--card)")] == [1, 1, 1, 2]
+
+    times = {layer: row[7] for layer, row in rows_of(pages / "index.html", "leaderboard").items()}
+    assert times == {"rt": "6.5× , 15×", "deltanet": "2.5× , –", "transformer": "1× , 1×", "my_layer:MyLayer": "–"}
+    assert {layer: row[5] for layer, row in rows_of(pages / "index.html", "profiles").items()}.items() <= times.items()
+
+
+def test_a_record_of_another_width_changes_no_board_and_the_newest_with_all_layers_is_shown() -> None:
+    of_two, of_one = {"transformer": 2.0, "rt": 5.0}, {"transformer": 2.0}
+    wide = {"width": 1024, "batch_size": 128, "length": 128}
+    benchmarks = {
+        Path("newest.json"): bench(of_one, **wide),
+        Path("newer.json"): bench(of_two, **wide),
+        Path("older.json"): bench(of_two, **wide),
+        Path("other.json"): bench({**of_two, "gla": 3.0}, **wide, runs=6),
+        Path("narrow.json"): bench(of_two, length=128),
+    }
+    assert {steps.record.stem for steps in steps_of_layers(benchmarks).values()} == {"narrow"}
+    assert wide_steps(benchmarks)["record"].stem == "newer"
+    assert wide_steps({Path("narrow.json"): bench(of_two, width=128, length=128)}) == {}
 
 
 def test_a_chart_puts_data_where_its_axes_say() -> None:
