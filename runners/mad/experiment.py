@@ -26,7 +26,7 @@ from mixers.short_convolution import with_short_convolution
 from mixers.stack import StackLayer
 from mixers.transformer import Transformer
 from runners.device import find_devices
-from runners.mad.options import HEADS, PRESETS, Options, preset_name, tasks_of
+from runners.mad.options import HEADS, PRESETS, RUNGS, Options, preset_name, tasks_of
 from runners.mad.points import SATURATED
 from runners.mad.training.protocol import Protocol, Run
 from runners.options import applicable, expand, flag_of, heads_of
@@ -247,6 +247,10 @@ def plan(
                 ]
             )
         experiments += chain(*zip(*by_layer, strict=True))
+
+    # The n-th rungs of all ladders do not wait for each other, as the rungs of the last ladder would.
+    if options.preset == "profile":
+        experiments.sort(key=lambda experiment: RUNGS.index(f"rung-{experiment.rung}"))
 
     for experiment in experiments:
         options.protocol.check(experiment.task_config.train_examples)

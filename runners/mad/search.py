@@ -440,8 +440,11 @@ def help_out(
     try:
         with Display(open_console(quiet=True), options) as display, shared_threads(places):
             worker = Worker(options, places, device, open_storage(options.place), display)
-            while any(missing_runs(experiment, options) for experiment in experiments):
-                if not worker.train_some(experiments):
+            left = [*experiments]
+            while left:
+                if not missing_runs(left[0], options):
+                    left.pop(0)  # for good, since what decides its runs stands before it
+                elif not worker.train_some(left):
                     time.sleep(SECONDS_BETWEEN_LOOKS)
     except (StoppedError, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
