@@ -66,7 +66,7 @@ from runners.mad.training.protocol import Run
 from runners.progress import open_console
 from runners.records import Columns, Record, commit, read_all, table_of, versions, write
 from runners.runs import claimed
-from runners.search import Outcome, ask, catch_up, naming_storage, open_storage, open_study, report, tell
+from runners.search import Outcome, ask, catch_up, naming_storage, open_storage, open_study, report
 
 SECONDS_BETWEEN_LOOKS = 1.0
 DISTRIBUTIONS: dict[str, BaseDistribution] = {
@@ -250,8 +250,9 @@ class Search:
         display.started(experiment, [*runs.values()], waiting)
 
         def evaluated(step: int, points: Sequence[CurvePoint]) -> None:
-            for trial, point in zip(trials, points, strict=True):
+            for trial, point in zip(trials, points, strict=False):
                 if point.validation is not None:
+            if not experiment.until_ceiling  # of a rung, which takes seconds, Optuna is told at the end, in one line
                     report(self.study, trial, point.validation.token_accuracy, step)
             display.evaluated(step, points)
 
@@ -279,7 +280,7 @@ class Search:
             raise
 
         # The record comes after the model, because a run with a record is finished.
-        for (folder, run), trial, result in zip(runs.items(), trials, results, strict=True):
+        for (folder, run), result in zip(runs.items(), results, strict=True):
             curve: Columns = {
                 "step": [point.step for point in result.curve],
                 "train_loss": [point.train_loss for point in result.curve],
@@ -302,7 +303,7 @@ class Search:
             )
             save_tensors(folder / MODEL, result.parameters, {"study": experiment.name, **asdict(run)})
             write(folder, record)
-            tell(self.study, trial, self._outcome(record, folder))
+            catch_up(self.study, self.distributions, [self._outcome(record, folder)])
             (folder / CHECKPOINT).unlink(missing_ok=True)
         display.finished(results)
 
