@@ -67,7 +67,7 @@ class LayerChoice:
         """The layer's class."""
         return with_short_convolution(find_mixer(self.mixer), self.short_convolution)
 
-    @property
+    @cached_property
     def label(self) -> str:
         """Name of the layer in tables, with its settings that differ from the defaults and from the preset's."""
         kind = type(self.mixer_config)
@@ -164,7 +164,7 @@ class Experiment(LayerChoice):
         content = [settings, self.data["fingerprint"], *texts]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Name of the study: layer, task, difficulty, and the start of the fingerprint."""
         words = f"{self.label} {self.task} {self.difficulty}"
