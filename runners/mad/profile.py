@@ -34,7 +34,7 @@ from runners import records
 from runners.mad.chosen import delete_models
 from runners.mad.experiment import Experiment
 from runners.mad.options import START, Options
-from runners.mad.points import FULL, LOST, Estimate, at_point, choose, ends, point_of, rescaled
+from runners.mad.points import CRITERION, FULL, LOST, Estimate, at_point, choose, ends, point_of, rescaled
 from runners.mad.ranking import OTHER_TIES, TIE, average_ranks, places_by_ties, rule_of
 from runners.mad.rows import RANKED, load_rows
 from runners.mad.tables import printed_table
@@ -47,6 +47,11 @@ LAYER = ["layer", "width", "mlp_width", "layers", "steps", "batch_size"]
 """Columns that name a profile."""
 SIZE = LAYER[1:4]
 """Those that profiles share in one ranking."""
+READ = [
+    *(*LAYER, "task", "rung", "lr", "weight_decay", "seed", "diverged_step", "candidate"),
+    *(CRITERION, "validation", "score"),
+]
+"""Columns from which scores are made."""
 HELD = 0.9
 """Score of a rung up to which capacity reaches."""
 RESAMPLES = 4_000
@@ -92,6 +97,7 @@ def seed_scores(table: pd.DataFrame) -> pd.DataFrame:
     """
     number = table["difficulty"].str.extract(r"^rung-(\d+)", expand=False).astype(float)
     known = table.assign(rung=number, validation=rescaled(table, "validation"), score=rescaled(table, "test"))
+    known = known[known.columns.intersection(READ)]  # of wide tables, pandas takes twice the time
     found = []
     for names, ladder in known[number.notna()].groupby([*LAYER, "task"], sort=False):
         tables = dict(iter(ladder.groupby("rung")))
@@ -319,13 +325,12 @@ def train_profiles(
     Returns:
         The records, and the scores of the reference profiles, as ``seed_scores`` returns them; None without any.
     """
-    ladders: dict[tuple[str, str], list[pd.DataFrame]] = {}
+    tables = []
     with closing(studies):  # an error here ends the processes on other GPUs, too
         for experiment, table in studies:
-            of_ladder = ladders.setdefault((experiment.label, experiment.task), [])
-            of_ladder.append(table)
+            tables.append(table)
             delete_models(experiment, table, options)
-            here = seed_scores(pd.concat(of_ladder, ignore_index=True))
+            here = seed_scores(table)
             score = over_seeds(here.loc[here["rung"] == experiment.rung, "score"].to_numpy())
             ladder = ladder_of(experiment.task)
             value = [*ladder.rungs][(experiment.rung or 1) - 1]
@@ -336,7 +341,7 @@ def train_profiles(
             choice = "" if point is None else f" at lr {point[0]:g}, the best of its grid{edge}"
             console.print(f"{name}: score {score.text(3)}{choice}", soft_wrap=True)
 
-    table = pd.concat([table for tables in ladders.values() for table in tables], ignore_index=True)
+    table = pd.concat(tables, ignore_index=True)
     folder = records.REFERENCE if options.reference == "shipped" else Path(options.reference)
     known = load_rows(folder, ["profile"], RANKED, table["task"].unique()) if options.reference != "none" else table[:0]
     comparable = not known.empty and not table["difficulty"].str.endswith("custom").any()
