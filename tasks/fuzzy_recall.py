@@ -206,14 +206,19 @@ def draw_motifs(rng: np.random.Generator, shape: tuple[int, int], tokens: int, l
         The tokens, with shape ``(*shape, longest)``.
     """
     motifs_SPM = np.empty((*shape, longest), dtype=np.int64)
+    used: list[Tokens] = []  # ascending
     for position in range(longest):
         motif_SP = rng.integers(tokens - position, size=shape)
 
         # The number drawn is a rank among the unused tokens; stepping over the used ones in order gives the token.
-        used_SPM = np.sort(motifs_SPM[:, :, :position], axis=2)
-        for earlier in range(position):
-            motif_SP += motif_SP >= used_SPM[:, :, earlier]
+        for used_SP in used:
+            motif_SP += motif_SP >= used_SP
         motifs_SPM[:, :, position] = motif_SP
+
+        # Put in order one by one: np.sort of so few takes three times as long.
+        for n, used_SP in enumerate(used):
+            used[n], motif_SP = np.minimum(used_SP, motif_SP), np.maximum(used_SP, motif_SP)
+        used.append(motif_SP)
     return motifs_SPM
 
 
