@@ -4,11 +4,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
+from optuna.trial import TrialState
 
 from runners.mad import study
 from runners.mad.chosen import MODEL, runs_of
@@ -27,6 +29,7 @@ from runners.mad.profile_charts import draw_profiles
 from runners.mad.reference.overview import DEPTHS
 from runners.mad.reference.profiles import effective_depth
 from runners.records import RECORD, Record, write
+from runners.search import JOURNAL, open_storage
 from tests.runners.mad.commands import HEADS, planned
 from tests.runners.mad.made_up import interval_of, record, table
 
@@ -141,6 +144,14 @@ def test_a_rung_is_trained_at_the_chosen_rate_once_those_before_it_do_not_decide
     assert [(run.lr, run.seed) for run in runs] == [(lr, seed) for lr in lrs or () for seed in range(3)]
 
 
+def test_rungs_of_one_number_are_trained_one_after_another() -> None:
+    """They do not wait for each other, so that all processes have work to the end."""
+    command = ["--preset", "profile", "--mixer", "transformer", "lstm", "--task", "parity", "copying", *HEADS]
+    _, experiments = planned(command)
+    found = [(experiment.rung, experiment.task, experiment.mixer) for experiment in experiments]
+    assert found == [*product((3, 4, 5, 6, 2, 1), ("parity", "copying"), ("transformer", "lstm"))]
+
+
 def test_a_profile_is_trained_and_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {
         "steps": 4,
@@ -169,6 +180,13 @@ def test_a_profile_is_trained_and_read_again(tmp_path: Path, capsys: pytest.Capt
         assert re.search("a whole profile takes at most about .*there are no reference profiles yet", lines, re.DOTALL)
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob(RECORD)} == files
     assert len(list(tmp_path.rglob(MODEL))) == 2 * sum(row["trained"])  # those of the chosen rate
+
+    # Optuna is told of each run once.
+    storage = open_storage(str(tmp_path / JOURNAL))
+    names = optuna.get_all_study_names(storage)
+    trials = [trial for name in names for trial in optuna.load_study(study_name=name, storage=storage).trials]
+    assert sorted(trial.user_attrs["folder"] for trial in trials) == sorted(str(file.parent) for file in files)
+    assert {(*trial.intermediate_values,) for trial in trials if trial.state == TrialState.COMPLETE} == {(2, 4)}
 
 
 @pytest.mark.parametrize(
