@@ -85,10 +85,9 @@ def missing_runs(experiment: Experiment, options: Options) -> list[Run]:
     def unfinished(runs: Sequence[Run]) -> list[Run]:
         return [run for run in runs if not is_finished(experiment.folder_of(run, options.out))]
 
-    missing = unfinished(runs_of(experiment, options))
-    if missing or not options.more_seeds:
-        return missing
-    return unfinished(chosen_and_repeats(experiment, options)[1])
+    return unfinished(runs_of(experiment, options)) or unfinished(
+        chosen_and_repeats(experiment, options)[1] if options.more_seeds else []
+    )
 
 
 def chosen_and_repeats(experiment: Experiment, options: Options) -> tuple[GridPoint | None, list[Run]]:
