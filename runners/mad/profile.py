@@ -34,7 +34,7 @@ from runners import records
 from runners.mad.chosen import delete_models
 from runners.mad.experiment import Experiment
 from runners.mad.options import START, Options
-from runners.mad.points import CRITERION, FULL, LOST, Estimate, at_point, choose, ends, point_of, rescaled
+from runners.mad.points import FULL, LOST, Estimate, at_point, choose, ends, point_of, rescaled
 from runners.mad.ranking import OTHER_TIES, TIE, average_ranks, places_by_ties, rule_of
 from runners.mad.rows import RANKED, load_rows
 from runners.mad.tables import printed_table
@@ -47,11 +47,6 @@ LAYER = ["layer", "width", "mlp_width", "layers", "steps", "batch_size"]
 """Columns that name a profile."""
 SIZE = LAYER[1:4]
 """Those that profiles share in one ranking."""
-READ = [
-    *(*LAYER, "task", "rung", "lr", "weight_decay", "seed", "diverged_step", "candidate"),
-    *(CRITERION, "validation", "score"),
-]
-"""Columns from which scores are made."""
 HELD = 0.9
 """Score of a rung up to which capacity reaches."""
 RESAMPLES = 4_000
@@ -97,7 +92,6 @@ def seed_scores(table: pd.DataFrame) -> pd.DataFrame:
     """
     number = table["difficulty"].str.extract(r"^rung-(\d+)", expand=False).astype(float)
     known = table.assign(rung=number, validation=rescaled(table, "validation"), score=rescaled(table, "test"))
-    known = known[known.columns.intersection(READ)]  # of wide tables, pandas takes twice the time
     found = []
     for names, ladder in known[number.notna()].groupby([*LAYER, "task"], sort=False):
         tables = dict(iter(ladder.groupby("rung")))

@@ -246,13 +246,13 @@ class Search:
         trials = [
             ask(self.study, self.distributions, folder.name, {name: getattr(run, name) for name in self.distributions})
             for folder, run in runs.items()
+            if not experiment.until_ceiling  # of a rung, which takes seconds, Optuna is told at the end, in one line
         ]
         display.started(experiment, [*runs.values()], waiting)
 
         def evaluated(step: int, points: Sequence[CurvePoint]) -> None:
             for trial, point in zip(trials, points, strict=False):
                 if point.validation is not None:
-            if not experiment.until_ceiling  # of a rung, which takes seconds, Optuna is told at the end, in one line
                     report(self.study, trial, point.validation.token_accuracy, step)
             display.evaluated(step, points)
 
