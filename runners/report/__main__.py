@@ -111,8 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reference = load_rows(REFERENCE, ("full", "quick"), ENTRIES.values(), PUBLISHED)
         boards, left_out = boards_of(reference, own[~rungs])
         profiles = load_rows(REFERENCE, ("profile",), PROFILED.values(), TASKS)
-        if len(profiles) or rungs.any():
-            boards = [board_of_profiles(profiles, own[rungs]), *boards]
+        scores = seed_scores(profiles) if len(profiles) else None
+        if scores is not None or rungs.any():
+            boards = [board_of_profiles(profiles, scores, own[rungs]), *boards]
         for line in left_out:
             print(f"left out: {line}")
 
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "index": first_page(boards) | {"glance": map(claim, GLANCE), "models": models, "text": folder},
             **{board.name: {"board": board} for board in boards},
             "language": language_page(models, against) | {"text": options.language_models},
-            "correlations": correlations_page(boards, models, profiles),
+            "correlations": correlations_page(boards, models, scores),
             "paper": {"claims": papers_claims(claim), "results": REFERENCE.parent},
             "claims": {"claims": claims_table(claims), "file": claims},
             "speed": {"anchors": anchors(published, benchmarks), "benchmarks": benchmarks, "draw": wide_picture},
@@ -185,19 +186,18 @@ def language_page(models: Mapping[str, language.Model], against: Mapping[str, la
 
 
 def correlations_page(
-    boards: Sequence[Board], models: Mapping[str, language.Model], profiles: pd.DataFrame
+    boards: Sequence[Board], models: Mapping[str, language.Model], scores: pd.DataFrame | None
 ) -> dict[str, Any]:
     """Return what the page of correlations shows: those of both protocols with the losses of the models.
 
     Args:
         boards: boards of the tasks.
         models: language models of every layer.
-        profiles: records of the reference profiles.
+        scores: of the rungs of the reference profiles.
     """
     found, of_layers = [board for board in boards if board.name == "full"], [*models.values()]
-    planned = profiles[profiles["layer"].isin(language.PLANNED)]
     return {
-        "of_profiles": None if planned.empty else language.profile_answer(seed_scores(planned), of_layers),
+        "of_profiles": None if scores is None else language.profile_answer(scores, of_layers),
         "answer": language.answer(found[0], of_layers) if found else None,
         "rhos": language.correlations(language.scores_of(found[0], of_layers), of_layers) if found else [],
         "losses": language.LOSSES,

@@ -295,17 +295,18 @@ def board_of_tasks(name: str, pairs: Sequence[tuple[Mapping[Any, Any], Cell]]) -
     )
 
 
-def board_of_profiles(reference: pd.DataFrame, own: pd.DataFrame) -> Board:
+def board_of_profiles(reference: pd.DataFrame, scores: pd.DataFrame | None, own: pd.DataFrame) -> Board:
     """Return the board of profiles.
 
     Args:
         reference: records of the rungs of reference profiles.
-        own: those of one's own.
+        scores: their scores, as ``runners.mad.profile.seed_scores`` returns them; None without records.
+        own: records of one's own rungs.
     """
     again = own["layer"].isin(set(reference["layer"]))
     own = own.assign(layer=own["layer"].where(~again, own["layer"] + YOURS))
-    tables, ours = [frame for frame in (own, reference) if len(frame)], set(own["layer"])
-    table, scores = pd.concat(tables), pd.concat([profile.seed_scores(frame) for frame in tables])
+    table, ours = pd.concat([frame for frame in (own, reference) if len(frame)]), set(own["layer"])
+    scores = pd.concat([profile.seed_scores(own) if ours else None, scores])
     first = table.drop_duplicates("layer").set_index("layer").to_dict("index")
     seconds = (table["seconds"] / table["together"]).groupby([table["layer"], table["task"]]).sum()
     files = table.groupby(["layer", "task"])["file"].first()
