@@ -67,8 +67,8 @@ PAGES = {
 }
 """Pages by the name of their file; those of a board without records are left out."""
 GLANCE = (
-    *("mean-rank-ties", "mean-rank-ties-behind", "mean-rank-ties-transformer", "small-language-models"),
-    *("tasks-predict-between-families", "transition"),
+    *("profile-first", "profile-depth-permutations", "profile-state-mqar", "mean-rank-ties", "mean-rank-ties-behind"),
+    *("profiles-predict-within-families", "profiles-predict-between-families", "transition"),
 )
 """Claims on the first page."""
 

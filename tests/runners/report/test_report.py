@@ -11,14 +11,25 @@ import pandas as pd
 import pytest
 
 from runners import records
-from runners.mad.rows import ENTRIES, load_rows
+from runners.mad.profile import seed_scores
+from runners.mad.rows import ENTRIES, PROFILED, load_rows
 from runners.records import REFERENCE
 from runners.report import __main__ as report
 from runners.report import correlation
 from runners.report.__main__ import main
 from runners.report.boards import Board, boards_of, values_of
 from runners.report.curves import loss_pictures, panels_of_families
-from runners.report.language import MEAN_RANK, answer, correlations, profile_answer, read_models, scores_of
+from runners.report.language import (
+    LOSSES,
+    MEAN_RANK,
+    PARTS,
+    PLANNED,
+    answer,
+    correlations,
+    profile_answer,
+    read_models,
+    scores_of,
+)
 from runners.report.published import (
     anchors,
     claims_table,
@@ -238,6 +249,18 @@ def test_shipped_results_give_the_analysis_that_was_fixed_beforehand() -> None:
         assert f"{ranks.means[row]:.1f}" == claim("mean-rank-ties", name)
     intervals = [f"{low:.1f} to {high:.1f}" for low, high in (ranks.intervals[row] for row in layers.values())]
     assert claim("mean-rank-ties").interval == "; ".join(intervals)
+
+
+def test_shipped_profiles_give_the_answer_of_the_table_of_claims() -> None:
+    rows = (PROFILED[layer] for layer in PLANNED)
+    scores = seed_scores(load_rows(SHIPPED / "reference", ["profile"], rows, TASKS))
+    found = profile_answer(scores, [*read_models(REFERENCE / MODELS, alike=True).values()])
+    claim = read_claims(SHIPPED / "claims.csv")
+    assert found is not None
+    for part in PARTS:
+        rhos = found["rows"][0].rhos[part]
+        words = [f"{rhos[loss].value:.2f}, adjusted p {found['adjusted'][part, loss]:.2g}" for loss in [*LOSSES][:2]]
+        assert claim(f"profiles-predict-{part}-families").value == "validation loss {}; recall tokens {}".format(*words)
 
 
 @pytest.mark.parametrize(("sign", "shown"), [(1, ["between", "within"]), (-1, [])])
