@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
@@ -44,7 +45,7 @@ def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, sh
 
     Raises:
         ValueError: the layer cannot be built, or fails at a width while it is counted, or no width within ``WIDEST``
-            meets the target to 2% with any such MLP. The message then names the nearest width, its difference from the
+            meets the target to 2%. The message then names the nearest width, its difference from the
             target, and options that may come nearer.
     """
 
@@ -88,13 +89,14 @@ def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, sh
         raise ValueError(f"{label}: no multiple of {heads} can be built")
     best = min(candidates, key=distance)
 
-    # Figures grow evenly with the MLP's width, or do not depend on it.
-    near = scaled(best)
-    by_one = count(figure, layer_class, config, replace(near, mlp_width=near.mlp_width + 1)) - figure_at(best)
-    change = round((target - figure_at(best)) / by_one) if by_one else 0
-    if 0 < abs(change) <= MLP_CHANGE * near.mlp_width:
-        other = replace(near, mlp_width=near.mlp_width + change)
-        if abs((met := count(figure, layer_class, config, other)) / target - 1) <= TOLERANCE:
+    # Figures grow about evenly with the MLP's width, or do not depend on it.
+    near, most = scaled(best), int(MLP_CHANGE * scaled(best).mlp_width)
+    with suppress(ValueError, TypeError, RuntimeError):  # a layer may refuse some widths
+        by_most = count(figure, layer_class, config, replace(near, mlp_width=near.mlp_width + most)) - figure_at(best)
+        change = round((target - figure_at(best)) / by_most * most) if by_most else 0
+        other = replace(near, mlp_width=near.mlp_width + min(max(change, -most), most))
+        met = count(figure, layer_class, config, other)
+        if abs(met / target - 1) <= TOLERANCE:
             return other, met
 
     nearest = f"the nearest, {best}, has {figure_at(best):,} ({figure_at(best) / target - 1:+.1%})"

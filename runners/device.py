@@ -48,7 +48,7 @@ def find_places(name: str, ladders: int) -> list[torch.device]:
     devices = find_devices(name)
     if devices[0].type == "cuda":
         return devices * max(1, min(PROCESSES_PER_GPU, ladders // len(devices)))
-    return devices * (min(MOST_PROCESSES, torch.get_num_threads()) if ladders else 1)
+    return devices * max(1, min(MOST_PROCESSES, torch.get_num_threads(), ladders))
 
 
 @contextmanager

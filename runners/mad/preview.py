@@ -88,7 +88,9 @@ def print_duration(experiments: Sequence[Experiment], options: Options, console:
     for experiment in sorted(experiments, key=lambda e: e.task_config.train_length):
         layers.setdefault((experiment.label, experiment.shape), []).append(experiment)
 
-    longest, places = 0.0, find_places(options.device, ladders=1)
+    # Processes on one GPU take turns, those on a CPU do not.
+    count = 1 if find_devices(options.device)[0].type == "cuda" else len({(e.label, e.task) for e in experiments})
+    longest, places = 0.0, find_places(options.device, count)
     with console.status("timing steps"), shared_threads(places):
         for ladders in layers.values():
             starts, rates = [e for e in ladders if e.rung == START], {}

@@ -44,14 +44,17 @@ def test_a_match_finds_the_width_and_prefers_a_multiple_of_eight(aim: int, exces
     assert match("params", target, layer, config, Shape(width=60, mlp_width=240))[0].width == width
 
 
-@pytest.mark.parametrize("name", ["gated-deltanet", "rwkv7", "mamba2", "gla"])
-def test_where_no_width_meets_the_target_the_mlp_does(name: str) -> None:
+@pytest.mark.parametrize(
+    ("figure", "name"),
+    [*(("params", name) for name in ("gated-deltanet", "rwkv7", "mamba2", "gla")), ("flops", "m2rnn")],
+)
+def test_where_no_width_meets_the_target_the_mlp_does(figure: Any, name: str) -> None:
     layer, shape = MIXERS[name], Shape(width=64, mlp_width=256)
     transformer = MIXERS["transformer"]
-    target = count("params", transformer, transformer.Config(), shape)
-    found, value = match("params", target, layer, config := layer.Config(heads=4), shape)
+    target = count(figure, transformer, transformer.Config(heads=4), shape)
+    found, value = match(figure, target, layer, config := layer.Config(heads=4), shape)
     assert abs(value / target - 1) <= TOLERANCE
-    assert value == count("params", layer, config, found)
+    assert value == count(figure, layer, config, found)
     assert 0 < abs(found.mlp_width / (4 * found.width) - 1) <= MLP_CHANGE
 
 
