@@ -45,8 +45,8 @@ def match(figure: Figure, target: int, layer_class: type[Layer], config: Any, sh
 
     Raises:
         ValueError: the layer cannot be built, or fails at a width while it is counted, or no width within ``WIDEST``
-            meets the target to 2%. The message then names the nearest width, its difference from the
-            target, and options that may come nearer.
+            meets the target to 2%, nor does such an MLP of the nearest one. The message then names that width, its
+            difference from the target, and options that may come nearer.
     """
 
     def scaled(width: int) -> Shape:
