@@ -17,10 +17,6 @@ Dimensions beside those of ``mixers.base``: V channels of a value in a head, C p
 of a position.
 """
 
-from collections.abc import Callable
-from importlib.util import find_spec
-from types import ModuleType
-
 import torch
 from einops import rearrange
 from torch import Tensor
@@ -82,30 +78,21 @@ def matrix_recurrence(
 
     g_BTHK = None if g_BTHK is None else g_BTHK.clamp(min=STRONGEST)
     tensors = (q_BTHK, k_BTHK, v_BTHV, g_BTHK, a_BTHK, b_BTHK, bonus_HK)
-    library = library_kernels(q_BTHK)
-    recur: Callable[..., Tensor] = library.matrix_recurrence if library else _chunked
     with no_autocast(q_BTHK.device):
         q, k, v, g, a, b, bonus = map(at_least_float32, tensors)
         if a is None and b is not None:
-            return _by_pairs(recur, q, k, v, g, b)
-        return recur(q, k, v, g, a, b, bonus)
+            return _by_pairs(q, k, v, g, b)
+        return _chunked(q, k, v, g, a, b, bonus)
 
 
-def _by_pairs(
-    recur: Callable[..., Tensor],
-    q_BTHK: Tensor,
-    k_BTHK: Tensor,
-    v_BTHV: Tensor,
-    g_BTHK: Tensor | None,
-    b_BTHK: Tensor,
-) -> Tensor:
+def _by_pairs(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHV: Tensor, g_BTHK: Tensor | None, b_BTHK: Tensor) -> Tensor:
     """Compute the second form of ``matrix_recurrence`` by the first one, with the pairs as its positions."""
     pairs = k_BTHK.shape[1] // q_BTHK.shape[1]
     if pairs > 1:
         q_BTHK = F.pad(q_BTHK[:, :, None], (0, 0, 0, 0, pairs - 1, 0)).flatten(1, 2)
         g_BTHK = None if g_BTHK is None else F.pad(g_BTHK[:, :, None], (0, 0, 0, 0, 0, pairs - 1)).flatten(1, 2)
     b_BTHK = b_BTHK if g_BTHK is None else g_BTHK.exp() * b_BTHK
-    return recur(q_BTHK, k_BTHK, v_BTHV, g_BTHK, -k_BTHK, b_BTHK, None)[:, pairs - 1 :: pairs]
+    return _chunked(q_BTHK, k_BTHK, v_BTHV, g_BTHK, -k_BTHK, b_BTHK, None)[:, pairs - 1 :: pairs]
 
 
 def weighted_recurrence(
@@ -133,15 +120,6 @@ def weighted_recurrence(
 def with_ones(v: Tensor) -> Tensor:
     """Return values (..., V) with a column of ones after the others."""
     return F.pad(v, (0, 1), value=1.0)
-
-
-def library_kernels(q_BTHK: Tensor) -> ModuleType | None:
-    """Return ``mixers.ops.kernels.library`` on a GPU under bfloat16 autocast with the extra installed, else None."""
-    if not runs_fused(q_BTHK) or find_spec("fla") is None:
-        return None
-    from mixers.ops.kernels import library  # an optional dependency
-
-    return library
 
 
 def _chunked(
