@@ -72,7 +72,8 @@ class Options:
 
     Attributes:
         data: folder of texts and tokenizer, made by python -m runners.c4 convert.
-        experiment: the models to train: every layer; RT and the Transformer; variants of RT in either parametrisation.
+        experiment: the models to train: every layer; RT and the Transformer; variants of RT in either parametrisation;
+            those whose text is read once.
         rows: models of the experiment to train, all unless given; package.module:Class is a layer of your own.
         folder: where the models' files are stored; models of another text need another folder.
         out: results folder; runs that are not finished lie in reference-language-models below it.
@@ -80,7 +81,7 @@ class Options:
     """
 
     data: Path
-    experiment: Literal["ranking", "transition", "variants", "variants-authors"] = "ranking"
+    experiment: Literal["ranking", "transition", "variants", "variants-authors", "read-once"] = "ranking"
     rows: tuple[str, ...] = ()
     folder: Path = TRAINED_REFERENCE / "language-models"
     out: Path = Path("results")

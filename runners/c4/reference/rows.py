@@ -7,6 +7,8 @@
   that of the authors' code. Induction heads form after 110M tokens at this batch size (arXiv:2511.16893).
 - ``variants`` and ``variants-authors``: the paper's other changes of RT, each compared with RT of ``transition``. The
   first uses the parametrisation of the paper, the second that of the authors' code.
+- ``read-once``: RT, the Transformer and two of these variants on a text of 301M tokens or more, each read once; and RT
+  with the tokens that it reads in the time of the Transformer.
 
 A model is trained at three learning rates with the first seed. While the best rate is the lowest or highest one tried,
 its next neighbour is tried as well. The best rate is then trained with the other seeds. If one of them diverges, the
@@ -33,6 +35,8 @@ WIDTHS_30M: Mapping[int, int | None] = {3: 896, 6: PRESETS["30m"].width, 12: 448
 """Widths of models with about 30M parameters without embeddings, by their number of layers."""
 AGAINST = "rt-against-transformer"
 """Folder of the experiments at 30M parameters, whose rows are compared with each other."""
+SLOWER = 2.8
+"""Times as long as the Transformer RT takes for equal tokens, 6 layers of 640 alone on one H200."""
 
 Place = tuple[float, int]
 """Learning rate and seed of a run."""
@@ -159,6 +163,14 @@ def _variants(parametrisation: Parametrisation) -> dict[str, ModelSettings]:
     return {name + _ENDINGS[parametrisation]: row for name, row in rows.items()}
 
 
+def _read_once() -> dict[str, ModelSettings]:
+    """Return what is trained on a text that is read once."""
+    variants = _variants("paper")
+    names = ("rt-3", "rt-6-no-persistent-norm", "rt-6-beta2-0.99")
+    less = ModelSettings(mixer="rt", settings={"steps": round(PRESETS["30m"].steps / SLOWER)})
+    return _transition("paper") | {name: variants[name] for name in names} | {"rt-6-equal-time": less}
+
+
 EXPERIMENTS: dict[str, LanguageModelExperiment] = {
     "ranking": LanguageModelExperiment(
         preset="ranking",
@@ -175,4 +187,5 @@ EXPERIMENTS: dict[str, LanguageModelExperiment] = {
     ),
     "variants": LanguageModelExperiment(preset="30m", folder=AGAINST, rows=_variants("paper")),
     "variants-authors": LanguageModelExperiment(preset="30m", folder=AGAINST, rows=_variants("authors")),
+    "read-once": LanguageModelExperiment(preset="30m", folder="read-once", rows=_read_once()),
 }
