@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator
 
+from runners.mad.profile import NAMES
 from runners.style import FAMILIES, OWN, PLAIN_TEXT, RT, label_ends, style_of, styles
 from runners.task_names import find_task
 
@@ -22,8 +23,6 @@ WIDTH = 14.0
 COLUMN = 0.86
 """Share of a column that a score of 1 fills."""
 PROFILE = "profile score"
-NAMES = {"s5-permutations": "permutations of 3"}
-"""Headings of abilities whose ladder is of other objects than the task's name says."""
 
 
 @PLAIN_TEXT
@@ -57,8 +56,8 @@ def draw_profiles(found: pd.DataFrame, standing: pd.DataFrame, own: Collection[s
         error = [score - low, high - score]
         axes.errorbar(x + score, [y] * len(x), xerr=error, fmt=style.marker, color=style.color, markersize=3.5)
         for column in np.flatnonzero(row["edge"].eq(True)):
-            aside = 0.05 if score[column] > COLUMN / 2 else 0.8 * COLUMN  # of the mark, and within the column
-            axes.text(column + aside, y, "*", va="center", fontsize=8)
+            beside = high[column] + 0.04 if high[column] < 0.8 * COLUMN else low[column] - 0.1
+            axes.text(column + beside, y, "*", va="center", fontsize=8)
 
     texts = (f"{'→ ' * (name in own)}{name}  {mean:.2f}" for name, mean in standing["mean"].items())
     axes.set_yticks(range(len(names)), [text.replace("  nan", "") for text in texts], fontsize=8)
@@ -67,8 +66,8 @@ def draw_profiles(found: pd.DataFrame, standing: pd.DataFrame, own: Collection[s
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.set(xlim=(-0.1, len(headings)), ylim=(top, -0.5))
     axes.spines[:].set_visible(False)
-    marks = "marks: means over rungs; lines: 95% intervals over seeds; tiers: bootstrap over abilities and seeds"
-    title = f"scores from chance (left) to the ceiling (right); {marks}; *: the largest learning rate"
+    marks = "marks: means over rungs; lines: 95% intervals over seeds"
+    title = f"scores from chance (left) to the ceiling (right); {marks}; *: chosen rate is the grid's largest"
     return _finished(figure, names, title)
 
 

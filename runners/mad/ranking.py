@@ -157,9 +157,10 @@ def print_results(found: pd.DataFrame, reasons: Sequence[str], console: Console,
             if not row["chosen"] or not math.isnan(row["group"]):
                 say(f"{row['label']} on {row['setting']}: {place_of(row)}")
         near = found["own"] | found["own"].shift(1, fill_value=False) | found["own"].shift(-1, fill_value=False)
-        _print_rows(found[near | (found["layer"] == TRANSFORMER)], settings[0], console)
+        shown = found[near | (found["layer"] == TRANSFORMER)]
+        _print_rows(shown, settings[0], console)
         limits = [f"{name} {mine[name].iloc[0]['token']:.3g}" for name in ("ceiling", "chance")]
-        say(f"test accuracy, {intervals_of([mine])}; by token: {', '.join(limits)}")
+        say(f"test accuracy, {intervals_of([shown])}; by token: {', '.join(limits)}")
     else:
         _print_rows(mine, "task" if len(labels) == 1 else "task, layer", console)
         say(f"test accuracy, {intervals_of([mine])}")

@@ -78,7 +78,7 @@ class Board:
         headings: columns of a task's table.
         cells: cells by row and task.
         points: a row of the table of points or records for each row, which has its costs.
-        overall: place, and mean rank or profile score with its interval, of each layer that has all tasks.
+        overall: place, and mean rank or profile score with its interval, of each layer that has all tasks, in order.
         tiers: tier of these layers; empty without profiles.
         words: place of one's own layers and of RT, in words.
     """
@@ -87,7 +87,7 @@ class Board:
     headings: Sequence[str]
     cells: Mapping[tuple[str, str], Cell]
     points: Mapping[str, Mapping[Any, Any]]
-    overall: Mapping[str, tuple[int, str]]
+    overall: Mapping[str, tuple[float, str]]
     words: Mapping[str, str]
     tiers: Mapping[str, int] = field(default_factory=dict)
 
@@ -95,6 +95,10 @@ class Board:
     def title(self) -> str:
         """Title for readers."""
         return TITLES[self.name]
+
+    def named(self, task: str) -> str:
+        """Return the name of a task, or that of an ability whose ladder is of other objects."""
+        return profile.NAMES.get(task, task) if self.name == "profile" else task
 
     @property
     def tasks(self) -> list[str]:
@@ -106,8 +110,8 @@ class Board:
     def rows(self) -> list[str]:
         """Labels: those with a place, the best first, then the user's own, then others."""
         kinds = {row: cell.kind for (row, _), cell in self.cells.items()}
-        places = {row: place for row, (place, _) in self.overall.items()}
-        return sorted(kinds, key=lambda row: (places.get(row, math.inf), kinds[row] not in ("own", "again")))
+        order = {row: n for n, row in enumerate(self.overall)}
+        return sorted(kinds, key=lambda row: (order.get(row, math.inf), kinds[row] not in ("own", "again")))
 
     @property
     def own(self) -> list[str]:
@@ -186,7 +190,7 @@ class Board:
             description=f"{row} among the other layers",
             labels={"x": label, "y": ""},
             limits={"x": (-0.01, 1.01), "y": (-0.6, len(tasks) - 0.4)},
-            ticks={"y": dict(enumerate(tasks))},
+            ticks={"y": dict(enumerate(map(self.named, tasks)))},
             size=(280, 34 + 15 * len(tasks)),
             left=100,
         )
@@ -269,9 +273,10 @@ def board_of_tasks(name: str, pairs: Sequence[tuple[Mapping[Any, Any], Cell]]) -
     cells = {(cell.row, cell.task): cell for _, cell in pairs}
     values, words = values_of(cells), {}
     ranks = mean_ranks(values, [task for task in PUBLISHED if any(task == other for _, other in cells)])
-    overall: dict[str, tuple[int, str]] = {}
+    overall: dict[str, tuple[float, str]] = {}
     if ranks is not None:
-        for row, at in places({row: -mean for row, mean in ranks.means.items()}).items():
+        placed = places({row: -mean for row, mean in ranks.means.items()})
+        for row, at in sorted(placed.items(), key=lambda pair: pair[1]):
             overall[row] = at, "{:.1f} ({:.1f}–{:.1f})".format(ranks.means[row], *ranks.intervals[row])
 
     # Of RT and one's own layers, over the tasks that they have.
@@ -350,8 +355,8 @@ def board_of_profiles(reference: pd.DataFrame, scores: pd.DataFrame | None, own:
         cells=cells,
         points=first,
         overall={
-            row: (place, Estimate(**standing.loc[row, ["mean", "low", "high"]]).text(3))
-            for row, place in places(standing["mean"].to_dict()).items()
+            row: (rank, Estimate(**standing.loc[row, ["mean", "low", "high"]]).text(3))
+            for row, rank in standing["rank"].items()
         },
         words=words,
         tiers=standing["tier"].astype(int).to_dict(),

@@ -133,14 +133,14 @@ def test_the_first_screen_says_where_a_layer_stands(
     words = {
         pages: [
             "my_layer:MyLayer yours 2nd of 4: mean rank 2.0 (2.0 to 2.0) over 1 task, reference protocol",
-            "Strengths parity 0.825 2nd of 4",
+            "Strengths parity 0.8250 (0.3431–0.9770) 2nd of 4",
             "bench layers --layers transformer my_layer:MyLayer",
             "parameters 1.00k 1×",
         ],
         tmp_path / "report": [
-            "rt tier 1 of 3; rank 1 of 3",
-            "Strengths parity 0.889 1st of 3",
-            "step, 30 runs together 5 ms 2.5×",
+            "rt profile at width 128: tier 1 of 3; rank 1 of 3",
+            "Strengths parity 0.889 (0.889–0.889) 1st of 3",
+            "step at width 128, 30 runs 5 ms 2.5×",
         ],
     }
     for folder, said in words.items():
@@ -189,7 +189,7 @@ def test_losses_of_language_models_are_those_of_the_records(pages: Path, results
         runs = records.load(results / "reference" / MODELS / f"{layer}.jsonl")
         best = runs[runs["lr"] == 3e-3]
         figures = [best[f"validation.{name}"].mean() for name in ("loss", "recall_loss", "rest_loss", "bits_per_byte")]
-        assert [text.split()[0] for text in row[5:9]] == [f"{y:.3f}" for y in figures]
+        assert [text.split()[0] for text in row[2:6]] == [f"{y:.3f}" for y in figures]
     assert "<td>2.090*</td>" in (pages / "language.html").read_text()  # of the runs against the Transformer
 
 
