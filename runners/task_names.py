@@ -9,6 +9,8 @@ from tasks.base import BackboneName, Task
 
 KIND = Kind("task", "task", Task, "tasks.base.Task")
 """What ``find_task`` finds."""
+ABILITIES = {"s5-permutations": "permutations of 3"}
+"""Names of abilities whose ladder is of other objects than the task's name says."""
 
 
 def find_task(name: str) -> Any:

@@ -51,8 +51,6 @@ HELD = 0.9
 """Score of a rung up to which capacity reaches."""
 RESAMPLES = 4_000
 """Samples of a bootstrap."""
-NAMES = {"s5-permutations": "permutations of 3"}
-"""Names of abilities whose ladder is of other objects than the task's name says."""
 MARK, STAR = "°", "*"
 """Behind the score of a rung that was not trained, and of an ability whose rate is the largest of the grid."""
 YOURS = " (yours)"

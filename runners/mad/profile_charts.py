@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator
 
-from runners.mad.profile import NAMES
 from runners.style import FAMILIES, OWN, PLAIN_TEXT, RT, label_ends, style_of, styles
-from runners.task_names import find_task
+from runners.task_names import ABILITIES, find_task
 
 WIDTH = 14.0
 """Width of a figure in inches: 1,400 pixels at 100 dots an inch."""
@@ -61,7 +60,7 @@ def draw_profiles(found: pd.DataFrame, standing: pd.DataFrame, own: Collection[s
 
     texts = (f"{'→ ' * (name in own)}{name}  {mean:.2f}" for name, mean in standing["mean"].items())
     axes.set_yticks(range(len(names)), [text.replace("  nan", "") for text in texts], fontsize=8)
-    shown = [NAMES.get(heading, heading) for heading in headings]
+    shown = [ABILITIES.get(heading, heading) for heading in headings]
     axes.set_xticks(x + COLUMN / 2, shown, rotation=30, ha="left", rotation_mode="anchor", fontsize=8)
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.set(xlim=(-0.1, len(headings)), ylim=(top, -0.5))
@@ -100,7 +99,7 @@ def draw_ladders(found: pd.DataFrame, front: Sequence[str]) -> Figure:
             if named and not math.isnan(row["score"]):
                 ends.append((row["layer"].rpartition(":")[2], at[-1], row["rungs"][-1], style.color))
         axes.set_xticks(range(len(ladder.rungs)), [f"{value:g}" for value in ladder.rungs], fontsize=7)
-        axes.set(ylim=(-0.04, 1.04), xlabel=ladder.axis, title=NAMES.get(task, task))
+        axes.set(ylim=(-0.04, 1.04), xlabel=ladder.axis, title=ABILITIES.get(task, task))
         axes.grid(alpha=0.3)
         label_ends(axes, ends, size=7)
     return _finished(figure, look, "score of each rung from chance (0) to the ceiling (1), means over seeds")

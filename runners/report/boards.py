@@ -27,6 +27,7 @@ from runners.report.ranks import Values, mean_ranks, places
 from runners.report.svg import Chart
 from runners.style import Style, style_of
 from runners.tables import abbreviated, ordinal
+from runners.task_names import ABILITIES
 from tasks import PUBLISHED, TASKS
 
 Kind = Literal["layer", "variant", "own", "again"]
@@ -98,7 +99,7 @@ class Board:
 
     def named(self, task: str) -> str:
         """Return the name of a task, or that of an ability whose ladder is of other objects."""
-        return profile.NAMES.get(task, task) if self.name == "profile" else task
+        return ABILITIES.get(task, task) if self.name == "profile" else task
 
     @property
     def tasks(self) -> list[str]:

@@ -163,14 +163,6 @@ def _variants(parametrisation: Parametrisation) -> dict[str, ModelSettings]:
     return {name + _ENDINGS[parametrisation]: row for name, row in rows.items()}
 
 
-def _read_once() -> dict[str, ModelSettings]:
-    """Return what is trained on a text that is read once."""
-    variants = _variants("paper")
-    names = ("rt-3", "rt-6-no-persistent-norm", "rt-6-beta2-0.99")
-    less = ModelSettings(mixer="rt", settings={"steps": round(PRESETS["30m"].steps / SLOWER)})
-    return _transition("paper") | {name: variants[name] for name in names} | {"rt-6-equal-time": less}
-
-
 EXPERIMENTS: dict[str, LanguageModelExperiment] = {
     "ranking": LanguageModelExperiment(
         preset="ranking",
@@ -187,5 +179,11 @@ EXPERIMENTS: dict[str, LanguageModelExperiment] = {
     ),
     "variants": LanguageModelExperiment(preset="30m", folder=AGAINST, rows=_variants("paper")),
     "variants-authors": LanguageModelExperiment(preset="30m", folder=AGAINST, rows=_variants("authors")),
-    "read-once": LanguageModelExperiment(preset="30m", folder="read-once", rows=_read_once()),
+    "read-once": LanguageModelExperiment(
+        preset="30m",
+        folder="read-once",
+        rows=_transition("paper")
+        | {name: _variants("paper")[name] for name in ("rt-3", "rt-6-no-persistent-norm", "rt-6-beta2-0.99")}
+        | {"rt-6-equal-time": ModelSettings(mixer="rt", settings={"steps": round(PRESETS["30m"].steps / SLOWER)})},
+    ),
 }
