@@ -55,7 +55,7 @@ def draw_profiles(found: pd.DataFrame, standing: pd.DataFrame, own: Collection[s
         error = [score - low, high - score]
         axes.errorbar(x + score, [y] * len(x), xerr=error, fmt=style.marker, color=style.color, markersize=3.5)
         for column in np.flatnonzero(row["edge"].eq(True)):
-            beside = high[column] + 0.04 if high[column] < 0.8 * COLUMN else low[column] - 0.1
+            beside = high[column] + 0.04 if high[column] < 0.8 * COLUMN else max(0.01, low[column] - 0.1)
             axes.text(column + beside, y, "*", va="center", fontsize=8)
 
     texts = (f"{'→ ' * (name in own)}{name}  {mean:.2f}" for name, mean in standing["mean"].items())
