@@ -69,7 +69,7 @@ def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFr
     for study in studies.to_dict("records"):
         records = own[own["study"] == study["study"]]
         at = pd.Series([*zip(records["lr"], records["weight_decay"], strict=True)], records.index)
-        unlike: list[tuple[int, str]] = []
+        unlike: list[tuple[float, str]] = []
         for number, members in enumerate(groups):
             other = members.iloc[:1].to_dict("records")[0]
             if other["task"] != study["task"]:
@@ -84,7 +84,7 @@ def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFr
                 used.setdefault(number, study["setting"])
                 break
             reason = f"{', '.join(differences)}: --preset {other['preset']} without these options has theirs"
-            unlike.append((len(differences), reason))
+            unlike.append((abs(math.log(other["steps"] / study["steps"])), reason))
         else:
             reason = min(unlike)[1] if unlike else "there are none on this task"
             reasons.setdefault(reason, []).append(f"{study['label']} on {study['setting']}")

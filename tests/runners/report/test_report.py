@@ -178,7 +178,7 @@ def test_ones_own_layer_of_the_project_has_no_rank_and_one_of_other_settings_is_
     board, (left_out,) = board_of(results, again, short)
     assert [cell.value for cell in board.cells.values() if cell.kind == "again"] == [1.0]
     assert board.ranks("parity") == {"rt": 1, "transformer": 3, "deltanet": 2}
-    assert "steps 10 (theirs 100)" in left_out
+    assert "steps 10 (theirs 50)" in left_out  # of the nearest preset
     assert "mine:Mine" not in " ".join(board.rows)
 
 
