@@ -123,7 +123,6 @@ def ptx_of_kernels() -> dict[str, list[str]]:
         patch.object(torch.cuda, "is_bf16_supported", lambda *_: True),
         patch("runners.mad.training.ensemble.equal", lambda *_: True),  # fake buffers have no values
         patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
-        patch.object(torch, "baddbmm", lambda *_, out, **settings: out),  # fake tensors lack its out_dtype
         patch.object(nn.Module, "to", lambda model, device: model),
         patch.object(runs, "run_forward", forward_and_backward),
         FakeTensorMode(allow_non_fake_inputs=True),

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from mixers.rt.wavefront.schedule import CHUNK
 
@@ -54,7 +55,7 @@ def add_outer_products(total_LIJ: Tensor, left: Tensor, right: Tensor) -> None:
     left_LMI, right_LMJ = _matrices(left), _matrices(right)
     if left.dtype == torch.float32:
         torch.baddbmm(total_LIJ, left_LMI.mT, right_LMJ, out=total_LIJ)
-    else:
+    elif not isinstance(total_LIJ, FakeTensor):  # whose baddbmm lacks out_dtype
         torch.baddbmm(total_LIJ, left_LMI.mT, right_LMJ, out_dtype=torch.float32, out=total_LIJ)
 
 

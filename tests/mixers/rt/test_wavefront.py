@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 triton = pytest.importorskip("triton")
 
@@ -13,6 +14,7 @@ from mixers.base import Shape  # noqa: E402
 from mixers.models import Stack  # noqa: E402
 from mixers.rt.layer import RecurrentTransformer  # noqa: E402
 from mixers.rt.wavefront import schedule  # noqa: E402
+from mixers.rt.wavefront.launch import add_outer_products  # noqa: E402
 from mixers.rt.wavefront.passes import unsupported  # noqa: E402
 from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
@@ -191,6 +193,13 @@ def test_waves_do_every_group_of_every_layer_after_what_it_waits_for(layers: int
             assert group == 0 or (layer, group - 1) in done
         done |= starts
     assert done == {(layer, group) for layer in range(layers) for group in range(groups)}
+
+
+def test_sums_of_outer_products_have_a_fake_form() -> None:
+    """TorchInductor learns the shapes of a backward pass from it."""
+    with FakeTensorMode():
+        y, total = torch.empty(2, 5, 3, dtype=torch.bfloat16), torch.zeros(2, 3, 3)
+        add_outer_products(total, y, y)
 
 
 def test_says_why_a_case_is_unsupported() -> None:
