@@ -33,11 +33,11 @@ class _Place(NamedTuple):
     layout: tuple[tuple[int, ...], tuple[int, ...], int] | None
 
 
-_METHODS: list[Method] = []
-"""Methods of the operators in traces; the operators name them by their index."""
+_methods: list[Method] = []
+"""Methods of the operators of one trace, which name them by their index; set by ``operators_of``."""
 
-_PLACES: dict[int, list[_Place]] = {}
-"""Places of the methods' results, by the same index."""
+_places: list[_Place] = []
+"""Places of the results of the operator that ran last."""
 
 _tracing = False
 """Whether ``as_operators`` is in effect."""
@@ -54,12 +54,23 @@ def as_operators() -> Iterator[None]:
         _tracing = False
 
 
+@contextmanager
+def operators_of(methods: list[Method]) -> Iterator[None]:
+    """Let operators be those of a trace: inside, a trace appends its methods, and what it has recorded may run."""
+    global _methods
+    before, _methods = _methods, methods
+    try:
+        yield
+    finally:
+        _methods = before
+
+
 def run_forward(method: Method, tensors: Optionals) -> tuple[Tensors, Tensors]:
     """Return ``method.forward(*tensors)``, or what stands for it in a trace."""
     if not _tracing:
         return method.forward(*tensors) if method.recipe is None else replayed_forward(method, tensors)
     number = _operator(method)
-    results = _placed(number, torch.ops.mixers.forward(number, tensors), tensors)
+    results = _placed(torch.ops.mixers.forward(number, tensors), tensors)
     return results[: method.outputs], results[method.outputs :]
 
 
@@ -70,19 +81,19 @@ def run_backward(method: Method, gradients: Tensors, tensors: Optionals, outputs
         return run(gradients, tensors, outputs, saved)
     number = _operator(method)
     given = *gradients, *tensors, *outputs, *saved
-    results = _placed(number, torch.ops.mixers.backward(number, gradients, tensors, outputs, saved), given)
+    results = _placed(torch.ops.mixers.backward(number, gradients, tensors, outputs, saved), given)
     return [y if y.numel() else None for y in results]
 
 
 def _operator(method: Method) -> int:
     """Return the number by which an operator names the method."""
-    _METHODS.append(method)
-    return len(_METHODS) - 1
+    _methods.append(method)
+    return len(_methods) - 1
 
 
-def _placed(number: int, results: Sequence[Tensor], tensors: Sequence[Any]) -> Tensors:
+def _placed(results: Sequence[Tensor], tensors: Sequence[Any]) -> Tensors:
     """Return the results of a method from the results and arguments of its operator."""
-    return tuple(_placed_one(place, results, tensors) for place in _PLACES[number])
+    return tuple(_placed_one(place, results, tensors) for place in _places)
 
 
 def _placed_one(place: _Place, results: Sequence[Tensor], tensors: Sequence[Any]) -> Tensor:
@@ -123,8 +134,8 @@ def _(
 
 
 def _forward_results(method: int, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    outputs, saved = _METHODS[method].forward(*tensors)
-    return _apart(method, (*outputs, *saved), tensors)
+    outputs, saved = _methods[method].forward(*tensors)
+    return _apart((*outputs, *saved), tensors)
 
 
 def _backward_results(
@@ -134,16 +145,16 @@ def _backward_results(
     outputs: Sequence[Tensor],
     saved: Sequence[Tensor],
 ) -> list[Tensor]:
-    results = _METHODS[method].backward(tuple(gradients), tuple(tensors), tuple(outputs), tuple(saved))
+    results = _methods[method].backward(tuple(gradients), tuple(tensors), tuple(outputs), tuple(saved))
     present = [gradients[0].new_empty(0) if y is None else y for y in results]
-    return _apart(method, present, (*gradients, *tensors, *outputs, *saved))
+    return _apart(present, (*gradients, *tensors, *outputs, *saved))
 
 
-def _apart(method: int, results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> list[Tensor]:
+def _apart(results: Sequence[Tensor], tensors: Sequence[Tensor | None]) -> list[Tensor]:
     """Return results that share no memory with the arguments or with each other, as operators require.
 
     An argument that a method returns unchanged is left out. Another result that shares memory with an argument is
-    copied. Results that share memory with each other become one result. ``_PLACES`` records where each result is.
+    copied. Results that share memory with each other become one result. ``_places`` records where each result is.
     """
     given = {_view(y): n - len(tensors) for n, y in enumerate(tensors) if y is not None}
     taken = {memory for memory, _ in given}
@@ -152,10 +163,10 @@ def _apart(method: int, results: Sequence[Tensor], tensors: Sequence[Tensor | No
 
     apart: list[Tensor] = []
     at: dict[int, int] = {}
-    _PLACES[method] = []
+    _places.clear()
     for y in results:
         if (view := _view(y)) in given:
-            _PLACES[method].append(_Place(given[view], None))
+            _places.append(_Place(given[view], None))
             continue
 
         memory = _memory(y)
@@ -165,7 +176,7 @@ def _apart(method: int, results: Sequence[Tensor], tensors: Sequence[Tensor | No
             numbers = y.untyped_storage().nbytes() // y.element_size()
             apart.append(y if alone else y.as_strided((numbers,), (1,), 0))
         layout = None if alone else _layout(y)
-        _PLACES[method].append(_Place(at[memory], layout))
+        _places.append(_Place(at[memory], layout))
     return apart
 
 

@@ -4,7 +4,7 @@ A plain PyTorch layer under ``torch.func.vmap`` is a long chain of small operati
 writes memory. The step is recorded once, gradient included, with the operations that launch kernels as single
 operators (``mixers.ops.operators``). The record is a plain list of operations, which TorchInductor takes as it is:
 ``torch.compile`` would read the program once more, and it refuses parts of it. The compiled step takes tensors of one
-shape.
+shape. TorchInductor keeps what it compiles on disk, so that a later process finds a step of equal operations.
 """
 
 import logging
@@ -15,11 +15,16 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload
+from torch._subclasses import FakeTensorMode
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_map_only
 
 from mixers.base import log_once
 from mixers.ops.ahead import compiling_ahead
-from mixers.ops.operators import as_operators
+from mixers.ops.method import Method
+from mixers.ops.operators import as_operators, operators_of
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +43,24 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
     Returns:
         The compiled step; ``step`` itself, with a warning, if PyTorch cannot compile it.
     """
-    from torch._functorch.compile_utils import fx_graph_cse  # all three take a second to import
-    from torch._inductor import compile as compile_graph
+    from torch._functorch.compile_utils import fx_graph_cse  # these take a second to import
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def recorded(*tensors: Tensor) -> tuple[Tensor, Tensor]:
         return step(*tensors)  # make_fx counts the arguments of a bound method wrongly
 
     began = time.monotonic()
+    methods: list[Method] = []
+
+    def run(*tensors: Tensor) -> Any:
+        with operators_of(methods), torch.no_grad():
+            return fast(*tensors)
+
     try:
         # Inductor warns of what it leaves to PyTorch, such as complex numbers, which is no fault.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with compiling_ahead():
+            with compiling_ahead(), operators_of(methods):
                 with as_operators():
                     graph = make_fx(recorded, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
 
@@ -62,8 +72,7 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
                     graph.recompile()
                 with torch.no_grad():
                     fast: Any = compile_graph(graph, list(arguments))
-            with torch.no_grad():
-                fast(*arguments)
+            run(*arguments)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a compiler may fail in any way
@@ -72,4 +81,21 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
         return step
 
     log.warning("mixer %s: training step compiled in %.0f s", name, time.monotonic() - began)
-    return fast
+    return run  # type: ignore[return-value]
+
+
+def compile_graph(graph: GraphModule, arguments: list[Tensor]) -> Any:
+    """Return ``torch._inductor.compile(graph, arguments)``, from its cache on disk if a process has compiled it before.
+
+    The cache takes graphs that are compiled with an environment of shapes alone, here one that stays empty. It goes by
+    the text of the graph, which does not tell what the operators of ``mixers.ops.operators`` return.
+    """
+    from torch._inductor.compile_fx import compile_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    results = tree_map_only(
+        Tensor, lambda y: (y.shape, y.stride(), y.dtype), [node.meta.get("val") for node in graph.graph.nodes]
+    )
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    with tracing(TracingContext(mode)), torch.compiler.config.patch(cache_key_tag=str(results)):
+        return compile_fx(graph, arguments, ignore_shape_env=True)

@@ -2,17 +2,21 @@
 
 import logging
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch._inductor
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from mixers import MIXERS, find_mixer
 from mixers.base import Shape, log_once
 from mixers.models import LanguageModel
 from mixers.named import members_of
+from mixers.ops.method import Method
+from mixers.ops.runs import over_runs
+from runners.mad.training import compiled as module
 from runners.mad.training.compiled import compiled
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
@@ -61,7 +65,7 @@ def test_without_a_compiler_a_step_is_plain(monkeypatch: pytest.MonkeyPatch, cap
     def failing(graph: object, arguments: object) -> object:
         raise RuntimeError("no compiler\nand more lines")
 
-    monkeypatch.setattr(torch._inductor, "compile", failing)
+    monkeypatch.setattr(module, "compile_graph", failing)
     log_once.cache_clear()
     members, inputs, targets = ensemble("gla", torch.device("cpu"))
     step = members.gradient
@@ -77,7 +81,7 @@ def test_without_a_compiler_a_step_is_plain(monkeypatch: pytest.MonkeyPatch, cap
 
 def test_the_record_of_a_step_computes_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """With TorchInductor left out: losses, gradients, and parameters that are not those of the record."""
-    monkeypatch.setattr(torch._inductor, "compile", lambda graph, arguments: graph)
+    monkeypatch.setattr(module, "compile_graph", lambda graph, arguments: graph)
     members, inputs, targets = ensemble("retnet+transformer", torch.device("cpu"))
     record = compiled(members.gradient, (members.params_RP, inputs, targets), "retnet")
     assert record is not members.gradient
@@ -88,7 +92,7 @@ def test_the_record_of_a_step_computes_the_step(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_layers_of_kernels_alone_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._inductor, "compile", lambda *arguments: pytest.fail("compiled"))
+    monkeypatch.setattr(module, "compile_graph", lambda *arguments: pytest.fail("compiled"))
     for mixer in ("rt", "transformer"):
         members, inputs, targets = ensemble(mixer, torch.device("cpu"))
         step = members.gradient
@@ -109,11 +113,29 @@ def test_repeats_are_merged_unless_tensors_change_in_place(
             w.add_(1)
         return first.float() + inputs, w.bfloat16().float() + targets
 
-    monkeypatch.setattr(torch._inductor, "compile", lambda graph, arguments: graph)
+    graphs: list[Any] = []
+    monkeypatch.setattr(module, "compile_graph", lambda graph, arguments: graphs.append(graph) or graph)
     arguments = torch.randn(3), torch.randn(3), torch.randn(3)
-    record: Any = compiled(step, arguments, "twice")
+    record = compiled(step, arguments, "twice")
 
-    names = [str(node.target) + str(node.kwargs) for node in record.graph.nodes]
+    names = [str(node.target) + str(node.kwargs) for node in graphs[0].graph.nodes]
     assert sum("_to_copy" in name and "bfloat16" in name for name in names) == casts
     for got, want in zip(record(*arguments), step(*arguments), strict=True):
         assert torch.equal(got, want)
+
+
+def test_an_equal_step_comes_from_the_cache_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Compiled operations are told apart by what they return, and run those of their own step."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    counters.clear()
+    arguments = torch.randn(2, 3), torch.randn(3), torch.randn(3)
+
+    def compiled_step(factor: int, dtype: torch.dtype) -> Any:
+        method = Method(lambda x: ((factor * x.to(dtype),), ()), lambda *_: [None])
+        return compiled(lambda params, inputs, targets: (over_runs(method, params)[0], inputs), arguments, "scaled")
+
+    cases = (2, torch.float32), (3, torch.float32), (3, torch.float64)
+    steps = [compiled_step(*case) for case in cases]
+    assert (counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"]) == (1, 2)
+    for step, (factor, dtype) in zip(steps, cases, strict=True):
+        torch.testing.assert_close(step(*arguments)[0], factor * arguments[0].to(dtype))
