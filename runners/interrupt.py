@@ -3,11 +3,13 @@
 Programs import this file before anything else, so it imports nothing that is slow.
 """
 
+import os
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import parent_process
 from types import FrameType
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -36,6 +38,18 @@ def end_at_once() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def end_with_parent() -> None:
+    """End this process when the one that has started it through ``multiprocessing`` ends, however that ends."""
+    parent = parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def heed_interrupts() -> None:

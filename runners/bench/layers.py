@@ -4,7 +4,9 @@
     python -m runners.bench layers --layers rt gla package.module:Class --lengths 128 1024 --runs 1 6
     python -m runners.bench layers --width 1024    # as in language models: 32 sequences of 512, 8 of 2048
 
-A layer's numbers of runs take turns, then its memory is freed: all layers together would not fit.
+A layer's numbers of runs take turns, then its memory is freed: all layers together would not fit. On a GPU all
+cases are set up and checked in several processes before, so that little is left to compile; ``setup_seconds`` are those
+of these processes, which share the CPU's cores.
 """
 
 from collections.abc import Sequence
@@ -32,6 +34,7 @@ from runners.bench.measure import (
     check,
     options_and_device,
 )
+from runners.bench.prepare import prepared
 from runners.ending import user_errors
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
@@ -96,18 +99,23 @@ def main(arguments: Sequence[str]) -> None:
             Implementation(mixer=name).build(shapes[name], heads, device)
 
     record = Record("layers", options, device, arguments)
+    cases: list[Case] = []
     for task, name in product(tasks, names):
         batch_size = options.batch_size or max(1, TOKENS // task.config.length)
         place = {"width": options.width, "batch_size": batch_size, "length": task.config.length}
         step = Implementation(mixer=name, graph=device.type == "cuda")
-        record.measure([
+        cases += (
             Case(
                 place={**place, "runs": runs, "implementation": name},
                 build=partial(optimizer_step, step, shapes[name], heads, runs, device, task, batch_size),
                 check=partial(check, Implementation(mixer=name), shapes[name], heads, CHECK_RUNS, device),
             )
             for runs in options.runs
-        ])  # fmt: skip
+        )
+    if device.type == "cuda":
+        cases = prepared(cases, device)
+    for first in range(0, len(cases), len(options.runs)):
+        record.measure(cases[first : first + len(options.runs)])
     record.finish()
 
 

@@ -16,10 +16,7 @@ several processes a GPU, or one for each core. Nothing passes between processes 
 
 import math
 import multiprocessing
-import os
-import signal
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -40,7 +37,7 @@ from rich.console import Console
 from mixers.costs import costs
 from runners.device import device_name, find_devices, find_places, ran_out_of_memory, shared_threads
 from runners.files import DamagedFileError, save_tensors
-from runners.interrupt import INTERRUPTED, StoppedError
+from runners.interrupt import INTERRUPTED, StoppedError, end_with_parent
 from runners.mad.checks import check, check_ladders
 from runners.mad.chosen import (
     CHECKPOINT,
@@ -428,14 +425,7 @@ def help_out(
     device: torch.device, places: Sequence[torch.device], experiments: Sequence[Experiment], options: Options
 ) -> None:
     """Train what other processes leave, in silence; after an error, its runs are left to the other processes."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with(parent: BaseProcess) -> None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=end_with, args=(parent,), daemon=True).start()
+    end_with_parent()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:

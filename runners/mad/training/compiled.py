@@ -18,8 +18,6 @@ from torch import Tensor
 from torch._guards import TracingContext, tracing
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
-from torch.fx import GraphModule
-from torch.utils._pytree import tree_map_only
 
 from mixers.base import log_once
 from mixers.ops.ahead import compiling_ahead
@@ -44,7 +42,9 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
         The compiled step; ``step`` itself, with a warning, if PyTorch cannot compile it.
     """
     from torch._functorch.compile_utils import fx_graph_cse  # these take a second to import
+    from torch._inductor.compile_fx import compile_fx
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     def recorded(*tensors: Tensor) -> tuple[Tensor, Tensor]:
         return step(*tensors)  # make_fx counts the arguments of a bound method wrongly
@@ -70,8 +70,14 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
                 if not any(isinstance(call, OpOverload) and call._schema.is_mutable for call in calls):
                     graph.graph = fx_graph_cse(graph.graph)
                     graph.recompile()
-                with torch.no_grad():
-                    fast: Any = compile_graph(graph, list(arguments))
+
+                # The cache on disk goes by the text of a graph, which does not tell what operators return, and wants an
+                # environment of shapes, here one that stays empty.
+                results = str([node.meta.get("val") for node in graph.graph.nodes])
+                context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()))
+                tagged = torch.compiler.config.patch(cache_key_tag=results)  # type: ignore[attr-defined]
+                with torch.no_grad(), tracing(context), tagged:
+                    fast: Any = compile_fx(graph, list(arguments), ignore_shape_env=True)
             run(*arguments)
     except torch.OutOfMemoryError:
         raise
@@ -82,20 +88,3 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
 
     log.warning("mixer %s: training step compiled in %.0f s", name, time.monotonic() - began)
     return run  # type: ignore[return-value]
-
-
-def compile_graph(graph: GraphModule, arguments: list[Tensor]) -> Any:
-    """Return ``torch._inductor.compile(graph, arguments)``, from its cache on disk if a process has compiled it before.
-
-    The cache takes graphs that are compiled with an environment of shapes alone, here one that stays empty. It goes by
-    the text of the graph, which does not tell what the operators of ``mixers.ops.operators`` return.
-    """
-    from torch._inductor.compile_fx import compile_fx
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    results = tree_map_only(
-        Tensor, lambda y: (y.shape, y.stride(), y.dtype), [node.meta.get("val") for node in graph.graph.nodes]
-    )
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    with tracing(TracingContext(mode)), torch.compiler.config.patch(cache_key_tag=str(results)):
-        return compile_fx(graph, arguments, ignore_shape_env=True)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,6 +22,7 @@ from mixers.rt.layer import RecurrentTransformer
 from runners.bench import diagnostics, layers, measure, pretraining
 from runners.bench.__main__ import main
 from runners.bench.measure import Case, Common, Implementation, Pass, Record, check, draw
+from runners.bench.prepare import prepared
 from runners.c4.step import ModelStepper
 from runners.report.published import read_benchmarks
 
@@ -334,6 +336,22 @@ def test_a_graph_that_writes_nothing_is_wrong(writes: bool, monkeypatch: pytest.
     monkeypatch.setattr(measure, "captured", without_device)
     _, problem = check(Implementation(mixer="transformer", graph=True), SHAPE, 2, 2, CPU)
     assert (problem is None) == writes
+
+
+def test_what_other_processes_cannot_do_is_left_to_this_one() -> None:
+    implementation, sizes = Implementation(mixer="transformer"), {"batch": 2, "length": 4, "backward": False}
+    works = partial(measure.random_pass, implementation, SHAPE, 2, None, CPU, **sizes)
+    fails, ends = partial(divmod, 1, 0), partial(os._exit, 1)
+    right, wrong = partial(check, implementation, SHAPE, 2, 2, CPU), partial(tuple, (0.5, "wrong"))
+    given: list[Any] = [("a", works, right), ("b", fails, right), ("a", works, fails), ("b", works, wrong)]
+    cases = [Case({"implementation": name}, *functions) for name, *functions in given]
+    first, *others, last = prepared(cases, CPU)
+    assert (first[:2], last[:2], others) == (cases[0][:2], cases[3][:2], cases[1:3])
+    assert min(first.setup_seconds or 0, last.setup_seconds or 0) > 0
+    assert (first.check()[1], last.check()) == (None, wrong())
+
+    ending = [cases[0]._replace(build=ends)]
+    assert prepared(ending, CPU) == ending
 
 
 # Options.

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch._inductor import compile_fx
 
 from mixers import MIXERS, find_mixer
 from mixers.base import Shape, log_once
@@ -16,7 +17,6 @@ from mixers.models import LanguageModel
 from mixers.named import members_of
 from mixers.ops.method import Method
 from mixers.ops.runs import over_runs
-from runners.mad.training import compiled as module
 from runners.mad.training.compiled import compiled
 from runners.mad.training.ensemble import Ensemble
 from runners.mad.training.protocol import Protocol, Run
@@ -62,10 +62,10 @@ def test_a_compiled_step_computes_what_the_plain_one_computes(mixer: str, caplog
 
 
 def test_without_a_compiler_a_step_is_plain(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def failing(graph: object, arguments: object) -> object:
+    def failing(*_: object, **settings: object) -> object:
         raise RuntimeError("no compiler\nand more lines")
 
-    monkeypatch.setattr(module, "compile_graph", failing)
+    monkeypatch.setattr(compile_fx, "compile_fx", failing)
     log_once.cache_clear()
     members, inputs, targets = ensemble("gla", torch.device("cpu"))
     step = members.gradient
@@ -81,7 +81,7 @@ def test_without_a_compiler_a_step_is_plain(monkeypatch: pytest.MonkeyPatch, cap
 
 def test_the_record_of_a_step_computes_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """With TorchInductor left out: losses, gradients, and parameters that are not those of the record."""
-    monkeypatch.setattr(module, "compile_graph", lambda graph, arguments: graph)
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, *_, **settings: graph)
     members, inputs, targets = ensemble("retnet+transformer", torch.device("cpu"))
     record = compiled(members.gradient, (members.params_RP, inputs, targets), "retnet")
     assert record is not members.gradient
@@ -92,7 +92,7 @@ def test_the_record_of_a_step_computes_the_step(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_layers_of_kernels_alone_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "compile_graph", lambda *arguments: pytest.fail("compiled"))
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda *_, **settings: pytest.fail("compiled"))
     for mixer in ("rt", "transformer"):
         members, inputs, targets = ensemble(mixer, torch.device("cpu"))
         step = members.gradient
@@ -114,7 +114,7 @@ def test_repeats_are_merged_unless_tensors_change_in_place(
         return first.float() + inputs, w.bfloat16().float() + targets
 
     graphs: list[Any] = []
-    monkeypatch.setattr(module, "compile_graph", lambda graph, arguments: graphs.append(graph) or graph)
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, *_, **settings: graphs.append(graph) or graph)
     arguments = torch.randn(3), torch.randn(3), torch.randn(3)
     record = compiled(step, arguments, "twice")
 
