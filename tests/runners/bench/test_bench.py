@@ -343,12 +343,14 @@ def test_what_other_processes_cannot_do_is_left_to_this_one() -> None:
     works = partial(measure.random_pass, implementation, SHAPE, 2, None, CPU, **sizes)
     fails, ends = partial(divmod, 1, 0), partial(os._exit, 1)
     right, wrong = partial(check, implementation, SHAPE, 2, 2, CPU), partial(tuple, (0.5, "wrong"))
-    given: list[Any] = [("a", works, right), ("b", fails, right), ("a", works, fails), ("b", works, wrong)]
-    cases = [Case({"implementation": name}, *functions) for name, *functions in given]
-    first, *others, last = prepared(cases, CPU)
-    assert (first[:2], last[:2], others) == (cases[0][:2], cases[3][:2], cases[1:3])
-    assert min(first.setup_seconds or 0, last.setup_seconds or 0) > 0
-    assert (first.check()[1], last.check()) == (None, wrong())
+    places = [{"implementation": name, "length": length} for name, length in (("a", 4), ("a", 8), ("b", 8), ("b", 8))]
+    functions: list[Any] = [(works, right), (fails, right), (works, fails), (works, wrong)]
+    cases = [Case(place, *pair) for place, pair in zip(places, functions, strict=True)]
+    found = prepared(cases, CPU)
+    assert [case[:2] for case in found] == [case[:2] for case in cases]
+    assert [(case.setup_seconds or 0) > 0 for case in found] == [True, False, True, True]
+    assert found[0].check() == found[1].check()
+    assert (found[0].check()[1], found[2].check, found[3].check()) == (None, fails, wrong())
 
     ending = [cases[0]._replace(build=ends)]
     assert prepared(ending, CPU) == ending
