@@ -111,16 +111,22 @@ def rms_norm_method(dtype: torch.dtype, branching: bool = False) -> Method:
         return (y, x) if branching else (y,), ()
 
     def backward(gradients: Tensors, tensors: Tensors, outputs: Tensors, saved: Tensors) -> Optionals:
-        x, gain, dy, *others = (y.contiguous() for y in (*tensors, *gradients))
-        rest = others[0] if others else None
-        rows, tile = rows_of(x), _tile(x.shape[-1])
-        programs = min(triton.cdiv(rows, tile["M"]), triton.cdiv(1024, len(x)))
-        dx = torch.empty_like(x)
-        dgain = gain.new_empty(len(x), programs, x.shape[-1])
-        norm_bwd_kernel[programs, len(x)](x, gain, dy, rest, dx, dgain, rows, **tile)
+        dx, dgain = norm_gradients(*tensors, *gradients)
         return dx, group_sum(dgain)
 
     return Method(forward, backward, outputs=2 if branching else 1)
+
+
+def norm_gradients(x: Tensor, gain: Tensor, dy: Tensor, rest: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Gradients of x, plus the rest, and of the gain; the latter are parts (R, programs, D) of a sum."""
+    x, gain, dy = (y.contiguous() for y in (x, gain, dy))
+    rest = rest if rest is None else rest.contiguous()
+    rows, tile = rows_of(x), _tile(x.shape[-1])
+    programs = min(triton.cdiv(rows, tile["M"]), triton.cdiv(1024, len(x)))
+    dx = torch.empty_like(x)
+    dgain = gain.new_empty(len(x), programs, x.shape[-1])
+    norm_bwd_kernel[programs, len(x)](x, gain, dy, rest, dx, dgain, rows, **tile)
+    return dx, dgain
 
 
 def _tile(D: int) -> dict[str, int]:

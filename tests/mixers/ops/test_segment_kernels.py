@@ -6,7 +6,7 @@ Outputs and every gradient are compared.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -21,9 +21,10 @@ from mixers.ops.block_attention import block_attention  # noqa: E402
 from mixers.ops.kernels.attention import forgetting_attention_method  # noqa: E402
 from mixers.ops.kernels.block_attention import block_attention_method  # noqa: E402
 from mixers.ops.kernels.memory import fits_memory, memory_attention_method  # noqa: E402
+from mixers.ops.kernels.memory_loop import memory_loop_method  # noqa: E402
 from mixers.ops.kernels.path_attention import path_attention_method  # noqa: E402
 from mixers.ops.kernels.relative_attention import relative_attention_method  # noqa: E402
-from mixers.ops.memory import memory_attention  # noqa: E402
+from mixers.ops.memory import _memory_pairs, memory_attention  # noqa: E402
 from mixers.ops.method import Method  # noqa: E402
 from mixers.ops.path_attention import path_logits  # noqa: E402
 from mixers.ops.relative_attention import relative_attention  # noqa: E402
@@ -128,6 +129,21 @@ def block_case(R: int, B: int, T: int, D: int, H: int, *, queries: int, block: i
     return Case(plain, method, rows, [])
 
 
+def layer_of(draw: Draw, R: int, D: int, F: int, normed: bool) -> tuple[list[Tensor], Callable[..., Any]]:
+    """Parameters of a layer with a norm of its outputs, and a function that returns this norm and the other ones."""
+    norm, q_norm, k_norm, mlp_norm, output_norm = (1 + draw(R, D) / 8 for _ in range(5))
+    wq, wk, wv, wo = (draw(R, D, D) / 8 for _ in range(4))
+    up, down = draw(R, F, D) / 8, draw(R, D, F) / 16
+    qk_norms = [q_norm, k_norm] if normed else []
+    parameters = [output_norm, norm, wq, wk, wv, *qk_norms, wo, mlp_norm, up, down]
+
+    def fields(output_norm: Tensor, *parameters: Tensor) -> tuple[Tensor, LayerWeights]:
+        inputs, qk_norms, outputs = parameters[:4], parameters[4:-4] or (None, None), parameters[-4:]
+        return output_norm, LayerWeights(*inputs, *qk_norms, *outputs)
+
+    return parameters, fields
+
+
 def memory_case(
     R: int, B: int, T: int, D: int, H: int, F: int, *, tokens: int, size: int, earlier: int = 0, normed: bool = True
 ) -> Case:
@@ -139,15 +155,7 @@ def memory_case(
     bias_HMJ = draw(H, tokens, tokens + size)
     bias_HMJ[:, 0, -1] = -torch.inf
 
-    norm, q_norm, k_norm, mlp_norm, output_norm = (1 + draw(R, D) / 8 for _ in range(5))
-    wq, wk, wv, wo = (draw(R, D, D) / 8 for _ in range(4))
-    up, down = draw(R, F, D) / 8, draw(R, D, F) / 16
-    qk_norms = [q_norm, k_norm] if normed else []
-    parameters = [output_norm, norm, wq, wk, wv, *qk_norms, wo, mlp_norm, up, down]
-
-    def fields(output_norm: Tensor, *parameters: Tensor) -> tuple[Tensor, LayerWeights]:
-        inputs, qk_norms, outputs = parameters[:4], parameters[4:-4] or (None, None), parameters[-4:]
-        return output_norm, LayerWeights(*inputs, *qk_norms, *outputs)
+    parameters, fields = layer_of(draw, R, D, F, normed)
 
     def plain(q: Tensor, k: Tensor, v: Tensor, memory: Tensor, *parameters: Tensor) -> Tensor:
         output_norm, weights = fields(*parameters)
@@ -164,15 +172,39 @@ def memory_case(
         biases = (y.float().permute(2, 1, 0)[None] for y in (bias_HCJ, bias_HMJ))
         return [q, k, v, memory, *biases, output_norm, *weights, w]
 
-    method = replace(
+    rows = [*(draw(R, B, T, D) for _ in range(3)), draw(R, B, tokens, D)]
+    return Case(plain, with_constants(full, whole), rows, parameters)
+
+
+def with_constants(full: Method, whole: Callable[..., list[Tensor | None]]) -> Method:
+    """A method of the tensors that have gradients, from which ``whole`` makes all."""
+    return replace(
         full,
         forward=lambda *tensors: full.forward(*whole(*tensors)),
         backward=lambda gradients, tensors, *kept: [
             y for y in full.backward(gradients, whole(*tensors), *kept) if y is not None
         ],
     )
-    rows = [*(draw(R, B, T, D) for _ in range(3)), draw(R, B, tokens, D)]
-    return Case(plain, method, rows, parameters)
+
+
+def loop_case(R: int, B: int, T: int, D: int, H: int, F: int, *, tokens: int, size: int, normed: bool = True) -> Case:
+    """Pairs of memory tokens; as in ``memory_case``."""
+    draw = Draw(R, B, T, D, H, F, tokens, size)
+    parameters, fields = layer_of(draw, R, D, F, normed)
+    bias_HMJ = draw(H, tokens, tokens + size)
+
+    def plain(k: Tensor, v: Tensor, memory: Tensor, *parameters: Tensor) -> Tensor:
+        output_norm, weights = fields(*parameters)
+        return torch.stack(_memory_pairs(0.5, k, v, memory, bias_HMJ, output_norm, *weights))
+
+    def whole(k: Tensor, v: Tensor, memory: Tensor, *parameters: Tensor) -> list[Tensor | None]:
+        output_norm, w = fields(*parameters)
+        low = torch.stack([w.wq_DD, w.wk_DD, w.wv_DD], 1), 0.5 * w.wo_DD, w.up_FD, 0.5 * w.down_DF
+        bias = bias_HMJ.float().permute(2, 1, 0)[None]
+        return [k, v, memory, bias, output_norm, *w, *(y.to(k.dtype) for y in low)]
+
+    rows = [draw(R, B, T, D), draw(R, B, T, D), draw(R, B, tokens, D)]
+    return Case(plain, with_constants(memory_loop_method(H, 0.5), whole), rows, parameters)
 
 
 SMALL = {
@@ -194,6 +226,8 @@ SMALL = {
     "memory": partial(memory_case, 2, 5, 11, 32, 4, 64, tokens=4, size=3, earlier=1),
     "memory-one-token": partial(memory_case, 1, 17, 5, 32, 2, 128, tokens=1, size=2, normed=False),
     "memory-many-tokens": partial(memory_case, 1, 2, 22, 32, 1, 64, tokens=16, size=11),
+    "loop": partial(loop_case, 2, 3, 11, 24, 3, 40, tokens=3, size=4),
+    "loop-one-token": partial(loop_case, 1, 2, 8, 16, 1, 16, tokens=1, size=2, normed=False),
 }
 LARGE = {
     "forgetting-8": partial(forgetting_case, 3, 8, 100, 128, 16),
@@ -216,6 +250,8 @@ LARGE = {
     "memory-16": partial(memory_case, 1, 1, 63, 64, 4, 128, tokens=2, size=8, normed=False),
     "memory-32": partial(memory_case, 2, 3, 21, 32, 1, 64, tokens=8, size=10, earlier=2),
     "memory-64": partial(memory_case, 1, 2, 256, 128, 2, 512, tokens=16, size=100),
+    "loop-64": partial(loop_case, 1, 8, 100, 1024, 16, 4096, tokens=4, size=8),
+    "loop-of-many-runs": partial(loop_case, 5, 3, 30, 192, 12, 320, tokens=3, size=8, normed=False),
 }
 
 
