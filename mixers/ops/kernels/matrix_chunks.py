@@ -28,44 +28,52 @@ With dS the gradient of the state after the chunk,
 The gradient of g_t is the sum of q dq + b db - x dx - k dk over the later pairs of the chunk, and what goes through its
 end: exp(c_C) S . dS, and the sums of x . dx_out and k . dk_out, without the exponentials.
 
-With a decay per channel, no single pair of factors of l_i and r_j would be bounded. The pairs (i, j) fall into levels:
-both in a block of NEAR positions, or in the two halves of a block of 2 NEAR, 4 NEAR, ..., C positions. On a level, the
-factors are exp(c_i - m) and exp(m - c_j) with the sum m in the middle of the block. Between halves they are at most 1,
-and within NEAR positions at most exp(-STRONGEST NEAR / 2); stronger decays count as STRONGEST, which is float32's
-epsilon. Each level is a product of C rows.
+With a decay per channel, no single pair of factors of l_i and r_j would be bounded. A chunk has blocks of M rows, and
+the product of two blocks has the factors exp(c_i - m) and exp(m - c_j), where m is the sum before the later block. The
+pairs (i, j) of one block fall into two levels. On level 1, i is in the second half and j in the first, and m is the sum
+at the end of the first half. On level 0, both are in the same half, of NEAR rows, and m is the sum in its middle.
+Factors are at most 1, and on level 0 at most exp(-STRONGEST NEAR / 2); stronger decays count as STRONGEST, which is
+float32's epsilon. In the kernels, all logarithms are to base 2.
 
     name           shape                written by      read by
-    q              (R, B, T, H, K)      caller          within, rows
-    k              (R, B, T N, H, K)    caller          within, rows
-    v              (R, B, T N, H, V)    caller          all
-    g              (R, B, T, H, G)      caller          within, rows                   G = K or 1, float32
-    a, b           (R, B, T N, H, K)    caller          within, rows
-    bonus          (R, H, K)            caller          within, rows                   float32
-    c              (tiles, C, G)        within          within, states, rows           float32
-    q_in           (tiles, C, K)        within          outputs, states_bwd
-    x_out          (tiles, C, K)        within          states, products
-    k_out          (tiles, C, K)        within          states_fwd, products           with a
-    qx             (tiles, C, C)        within          outputs, states_bwd, products
-    qk, bk         (tiles, C, C)        within          outputs, products              with a
-    inverse        (tiles, C, C)        within          within, products               X; with b; kept
-    w              (tiles, C, K)        within          states                         with b
-    u              (tiles, C, V)        within          states_fwd                     X V or X (b k) V; with b
-                                        states_fwd      outputs, products, rows        U, in its place; kept
-    S              (tiles, V, K)        states_fwd      outputs, rows                  before a chunk; kept
+    q              (R, B, T, H, K)      caller          ends, products, rows_bwd
+    k              (R, B, T N, H, K)    caller          ends, products, rows_bwd
+    v              (R, B, T N, H, V)    caller          solve, states_fwd, outputs, products_bwd, rows_bwd
+    g              (R, B, T, H, G)      caller          ends, products, rows_bwd       G = K or 1, float32
+    a, b           (R, B, T N, H, K)    caller          ends, products, rows_bwd
+    bonus          (R, H, K)            caller          products, rows_bwd             float32
+    c              (tiles, C, G)        ends            products, states, rows_bwd     float32
+    q_in           (tiles, C, K)        ends            outputs, states_bwd
+    b_in           (tiles, C, K)        ends            solve                          with b
+    x_out          (tiles, C, K)        ends            states, products_bwd
+    k_out          (tiles, C, K)        ends            states_fwd, products_bwd       with a
+    qx             (tiles, C, C)        products        outputs, states_bwd, products_bwd
+    bx             (tiles, C, C)        products        solve                          with b; float32
+    qk             (tiles, C, C)        products        outputs, products_bwd          with a
+    bk             (tiles, C, C)        products        solve, products_bwd            with a
+    inverse        (tiles, C, C)        solve           solve, products_bwd            X; with b; kept
+    w              (tiles, C, K)        solve           states                         with b
+    u              (tiles, C, V)        solve           states_fwd                     X V or X (b k) V; with b
+                                        states_fwd      outputs, products_bwd, rows_bwd   U, in its place; kept
+    S              (tiles, V, K)        states_fwd      outputs, rows_bwd              before a chunk; kept
     o              (R, B, T, H, V)      outputs         caller
-    do             (R, B, T, H, V)      caller          states_bwd, products, rows
-    dS             (tiles, V, K)        states_bwd      products, rows                 after a chunk
-    du             (tiles, C, V)        states_bwd      products                       with b
-                                        products        rows                           dY, in its place
-    dqx .. dbk     (tiles, C, C)        products        rows
-    dv             (R, B, T N, H, V)    products        caller
-    dq .. dbonus   like q .. bonus      rows            caller                         dbonus (tiles, K), dg of a block
+    do             (R, B, T, H, V)      caller          states_bwd, products_bwd, rows_bwd
+    dS             (tiles, V, K)        states_bwd      products_bwd, rows_bwd         after a chunk
+    du             (tiles, C, V)        states_bwd      products_bwd                   with b
+                                        products_bwd    rows_bwd                       dY, in its place
+    dqx .. dbk     (tiles, C, C)        products_bwd    rows_bwd
+    dv             (R, B, T N, H, V)    products_bwd    caller
+    dq .. dbonus   like q .. bonus      rows_bwd        caller                         dbonus (tiles, K), dg of a block
 
 A tile is a chunk of a head of a sequence. Only the states go from chunk to chunk, in programs of J of the V channels;
 all else is computed for all chunks at once, in blocks of E channels. The backward pass is given what the forward pass
-has kept, each part about as large as the values, and calls ``within`` again for the others. ``products`` and ``rows``
-are kernels of the backward pass. Products of 64 rows have at least 64 columns: with fewer, compiled kernels were wrong
-on Hopper (see ``mixers.ops.kernels.chunked_recurrence``).
+has kept, each part about as large as the values, and calls ``ends``, ``products`` and ``solve`` again for the others.
+
+Kernels with decays between rows have one warp and blocks of M rows: they hold few numbers at once, so that registers
+suffice, warps need not wait for one another, and pairs of blocks of which the right one is later are left out. Programs
+of one tile are neighbours, as they read the same rows.
+Products of 64 rows have at least 64 columns: with fewer, compiled kernels were wrong on Hopper (see
+``mixers.ops.kernels.chunked_recurrence``).
 """
 
 from collections.abc import Sequence
@@ -76,25 +84,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import MASKED, contiguous, kernels_take
+from mixers.ops.kernels.common import LOG2E, MASKED, contiguous, kernels_take
 from mixers.ops.kernels.path_attention import inverse
 from mixers.ops.method import Method, Optionals, Tensors
 
 CHUNK = 64
 BLOCK = 64
 """Channels of a block, E."""
-WITHIN: dict[str, Any] = {"num_warps": 4, "num_stages": 1}
+ENDS: dict[str, Any] = {"num_warps": 4}
+PRODUCTS: dict[str, Any] = {"num_stages": 1}
+SOLVE: dict[str, Any] = {"num_warps": 4, "num_stages": 1}
 STATES: dict[str, Any] = {"J": 32, "num_warps": 4}
 OUTPUTS: dict[str, Any] = {"num_warps": 4, "num_stages": 1}
-PRODUCTS: dict[str, Any] = {"num_warps": 4, "num_stages": 1}
-ROWS: dict[str, Any] = {"num_stages": 1}
-"""Settings of the kernels, the fastest of eight on an H200 at 2,048 and 8,192 positions."""
+PRODUCTS_BWD: dict[str, Any] = {"num_warps": 4, "num_stages": 1}
+ROWS_BWD: dict[str, Any] = {"E": 32, "num_warps": 1, "num_stages": 1}
+"""Settings of the kernels. Those of states, outputs and products_bwd are the fastest of eight on an H200."""
 MOST_CHANNELS = 256
 """Largest width of keys for which a block of the state fits into registers."""
+M: tl.constexpr = tl.constexpr(16)
+"""Rows of a block, as many as a product in tensor cores has."""
 NEAR: tl.constexpr = tl.constexpr(8)
-STRONGEST: tl.constexpr = tl.constexpr(-16.0)
+STRONGEST: tl.constexpr = tl.constexpr(-23.0)
 """Logarithm of the strongest decay: stronger ones leave less than float32's epsilon, and count as this one."""
-BOUND: tl.constexpr = tl.constexpr(64.0)
+BOUND: tl.constexpr = tl.constexpr(92.0)
 """Largest exponent of a factor, of NEAR / 2 decays. Larger ones belong to rows that a level does not pair."""
 
 
@@ -105,12 +117,12 @@ def _dot(x: tl.tensor, y: tl.tensor):
 
 
 @triton.jit
-def _place(tile: tl.tensor, T: tl.tensor, H: tl.constexpr, C: tl.constexpr, N: tl.constexpr):
-    """Rows of a tile's positions and pairs, and which of them are pairs, have a query, and have a decay."""
+def _place(tile: tl.tensor, t_C: tl.tensor, T: tl.tensor, H: tl.constexpr, C: tl.constexpr, N: tl.constexpr):
+    """Rows in memory of a tile's rows t: of positions and of pairs; which are pairs, have a query, and have a decay."""
     chunks = tl.cdiv(T * N, C)
     head = tile // chunks % H
     sequence = (tile // chunks // H).to(tl.int64)
-    p_C = tile % chunks * C + tl.arange(0, C)
+    p_C = tile % chunks * C + t_C
     live_C = p_C < T * N
     row_C = (sequence * T + p_C // N) * H + head
     pair_C = (sequence * T * N + p_C) * H + head
@@ -139,17 +151,26 @@ def _store(
 
 
 @triton.jit
-def _load_tile(pointer: tl.tensor, tile: tl.tensor, first: int, C: tl.constexpr, K: tl.constexpr, E: tl.constexpr):
-    """E channels of the C rows of a tile; zeros for other channels."""
+def _load_tile(
+    pointer: tl.tensor,
+    tile: tl.tensor,
+    t_C: tl.tensor,
+    first: int,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    E: tl.constexpr,
+):
+    """E channels of rows t of a tile; zeros for other channels."""
     e = first + tl.arange(0, E)
-    at_CE = (tile.to(tl.int64) * C + tl.arange(0, C))[:, None] * K + e[None, :]
-    return tl.load(pointer + at_CE, (e < K)[None, :], 0.0)
+    at_CE = t_C[:, None] * K + e[None, :]
+    return tl.load(pointer + tile.to(tl.int64) * (C * K) + at_CE, (e < K)[None, :], 0.0)
 
 
 @triton.jit
 def _store_tile(
     pointer: tl.tensor,
     tile: tl.tensor,
+    t_C: tl.tensor,
     y_CE: tl.tensor,
     first: int,
     C: tl.constexpr,
@@ -157,8 +178,8 @@ def _store_tile(
     E: tl.constexpr,
 ):
     e = first + tl.arange(0, E)
-    at_CE = (tile.to(tl.int64) * C + tl.arange(0, C))[:, None] * K + e[None, :]
-    tl.store(pointer + at_CE, y_CE, (e < K)[None, :])
+    at_CE = t_C[:, None] * K + e[None, :]
+    tl.store(pointer + tile.to(tl.int64) * (C * K) + at_CE, y_CE, (e < K)[None, :])
 
 
 @triton.jit
@@ -173,30 +194,35 @@ def _sums_at(
     E: tl.constexpr,
 ):
     """Running sums at rows of a tile: (rows, E) of channels, (rows, 1) of the head, or zeros (rows, 1)."""
-    at_C = tile.to(tl.int64) * C + row_C
     if G > 1:
-        e = first + tl.arange(0, E)
-        c_CE = tl.load(c_ptr + at_C[:, None] * K + e[None, :], (e < K)[None, :], 0.0)
+        c_CE = _load_tile(c_ptr, tile, row_C, first, C, K, E)
     elif G == 1:
-        c_CE = tl.load(c_ptr + at_C)[:, None]
+        c_CE = _load_tile(c_ptr, tile, row_C, 0, C, 1, 1)
     else:
-        c_CE = (at_C * 0).to(tl.float32)[:, None]
+        c_CE = (row_C * 0).to(tl.float32)[:, None]
     return c_CE
 
 
 @triton.jit
-def _load_total(
-    c_ptr: tl.tensor, tile: tl.tensor, first: int, C: tl.constexpr, K: tl.constexpr, G: tl.constexpr, E: tl.constexpr
+def _load_sum(
+    c_ptr: tl.tensor,
+    tile: tl.tensor,
+    t: tl.tensor,
+    first: int,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
 ):
-    """Running sums at the end of a tile (E)."""
-    last = tile.to(tl.int64) * C + C - 1
-    total_E = tl.zeros([E], tl.float32)
+    """Running sums at row t of a tile (E)."""
+    row = tile.to(tl.int64) * C + t
+    sum_E = tl.zeros([E], tl.float32)
     if G > 1:
         e = first + tl.arange(0, E)
-        total_E = tl.load(c_ptr + last * K + e, e < K, 0.0)
+        sum_E = tl.load(c_ptr + row * K + e, e < K, 0.0)
     elif G == 1:
-        total_E += tl.load(c_ptr + last)
-    return total_E
+        sum_E += tl.load(c_ptr + row)
+    return sum_E
 
 
 @triton.jit
@@ -209,14 +235,14 @@ def _load_g(
     G: tl.constexpr,
     E: tl.constexpr,
 ):
-    """Logarithms of decays, at least STRONGEST: (C, E) of channels, (C, 1) of the head, or zeros (C, 1)."""
+    """Logarithms of decays to base 2, at least STRONGEST: (C, E) of channels, (C, 1) of the head, or zeros (C, 1)."""
     if G > 1:
         g_CE = _load(g_ptr, row_C, live_C, first, K, E)
     elif G == 1:
         g_CE = tl.load(g_ptr + row_C, live_C, 0.0)[:, None]
     else:
         g_CE = (row_C * 0).to(tl.float32)[:, None]
-    return tl.maximum(g_CE, STRONGEST)
+    return tl.maximum(g_CE * LOG2E, STRONGEST)
 
 
 @triton.jit
@@ -239,166 +265,250 @@ def _load_bonus(
 
 
 @triton.jit
-def _level(
+def _between(
     c_ptr: tl.tensor,
-    c_CE: tl.tensor,
     tile: tl.tensor,
-    first: int,
+    i: tl.tensor,
+    j: tl.tensor,
     level: tl.tensor,
+    first: int,
     C: tl.constexpr,
     K: tl.constexpr,
     G: tl.constexpr,
     E: tl.constexpr,
 ):
-    """Factors of left and right rows, weights of pairs of rows, and which pairs are on the level."""
-    t = tl.arange(0, C)
-    i, j = t[:, None], t[None, :]
+    """Factors of left and right rows, weights of pairs, and which pairs are on a level, from the rows' running sums.
+
+    The left rows begin at i, the right ones at j. On levels 0 and 1, they are the same; on level -1, j is earlier.
+    Rows are compared by their numbers in the chunk: LLVM (in Triton 3.6) takes comparisons of numbers of threads alone
+    together in vectors, and mixes up their entries.
+    """
+    t = tl.arange(0, M)
+    i_M1, j_1M = (i + t)[:, None], (j + t)[None, :]
+    left_ME = _sums_at(c_ptr, tile, i + t, first, C, K, G, E)
+    right_ME = _sums_at(c_ptr, tile, j + t, first, C, K, G, E)
+    seen_MM = i_M1 > j_1M
     if G > 1:
-        half = (NEAR // 2) << level
-        gap_CE = c_CE - _sums_at(c_ptr, tile, (t // (2 * half)) * (2 * half) + half - 1, first, C, K, G, E)
-        left_CE, right_CE = tl.exp(tl.minimum(gap_CE, BOUND)), tl.exp(tl.minimum(-gap_CE, BOUND))
-        weight_CC = 1.0
-        seen_CC = (i // (2 * half) == j // (2 * half)) & (i > j) & ((i // half > j // half) | (level == 0))
+        seen_MM &= ((i_M1 ^ j_1M) // NEAR == level) | (level < 0)
+        middle = i - 1 + tl.where(level < 0, 0, NEAR // 2 << tl.maximum(level, 0))
+        middle_ME = _load_sum(c_ptr, tile, middle, first, C, K, G, E)[None, :]
+        other_ME = _load_sum(c_ptr, tile, middle + tl.where(level == 0, NEAR, 0), first, C, K, G, E)[None, :]
+        middle_ME = tl.where(t[:, None] < NEAR, middle_ME, other_ME)
+        left_ME = tl.exp2(tl.minimum(left_ME - middle_ME, BOUND))
+        right_ME = tl.exp2(tl.minimum(middle_ME - right_ME, BOUND))
+        weight_MM = 1.0
     else:
-        left_CE, right_CE = 1.0, 1.0
-        weight_CC = tl.exp(tl.where(i > j, c_CE - tl.trans(c_CE), MASKED))
-        seen_CC = i > j
-    return left_CE, right_CE, weight_CC, seen_CC
+        weight_MM = tl.exp2(tl.where(seen_MM, left_ME - tl.trans(right_ME), MASKED))
+        left_ME, right_ME = 1.0, 1.0
+    return left_ME, right_ME, weight_MM, seen_MM
 
 
 @triton.jit
-def _scaled(y_CE: tl.tensor, factor_CE: tl.tensor, like: tl.tensor):
-    return (y_CE.to(tl.float32) * factor_CE).to(like.dtype.element_ty)
+def _scaled(y_ME: tl.tensor, factor_ME: tl.tensor, like: tl.tensor):
+    return (y_ME.to(tl.float32) * factor_ME).to(like.dtype.element_ty)
 
 
-@triton.jit(do_not_specialize=["T", "sequences"])
-def chunks_within_kernel(
+@triton.jit
+def _load_left(
+    q_ptr: tl.tensor,
+    g_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    b_ptr: tl.tensor,
+    bonus_ptr: tl.tensor,
+    place: tl.tuple,
+    first: int,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+):
+    """Left rows q and b in float32, with what stands for them; b is q if there is none."""
+    row_C, pair_C, live_C, query_C, decay_C = place
+    q_CE = _load(q_ptr, row_C, query_C, first, K, E).to(tl.float32)
+    before_CE = tl.exp2(-_load_g(g_ptr, row_C, decay_C, first, K, G, E))
+    if bonus_ptr is not None:
+        q_CE *= before_CE
+    b_CE = q_CE
+    if b_ptr is not None:
+        b_CE = _load(b_ptr, pair_C, live_C, first, K, E).to(tl.float32)
+        b_CE *= -1.0 if a_ptr is None else before_CE
+    return q_CE, b_CE
+
+
+@triton.jit(do_not_specialize=["T"])
+def chunks_ends_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
-    v_ptr: tl.tensor,
     g_ptr: tl.tensor,
     a_ptr: tl.tensor,
     b_ptr: tl.tensor,
     bonus_ptr: tl.tensor,
     c_ptr: tl.tensor,
     q_in_ptr: tl.tensor,
+    b_in_ptr: tl.tensor,
     x_out_ptr: tl.tensor,
     k_out_ptr: tl.tensor,
+    T: tl.tensor,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    N: tl.constexpr,
+    C: tl.constexpr,
+    E: tl.constexpr,
+):
+    """Running sums of a chunk, and its rows decayed from its start and to its end: E of K channels."""
+    tile = tl.program_id(0)
+    t = tl.arange(0, C)
+    place = _place(tile, t, T, H, C, N)
+    row_C, pair_C, live_C, _, decay_C = place
+    first = tl.program_id(1) * E
+
+    # Running sums. Triton 3.6 does not compile those of a column; it does those of a vector.
+    c_CE = _load_g(g_ptr, row_C, decay_C, first, K, G, E)
+    if G > 1:
+        c_CE = tl.cumsum(c_CE, 0)
+        _store_tile(c_ptr, tile, t, c_CE, first, C, K, E)
+    elif G == 1:
+        c_CE = tl.cumsum(tl.sum(c_CE, 1), 0)[:, None]
+        _store_tile(c_ptr, tile, t, c_CE, 0, C, 1, 1)
+    to_end_CE = tl.exp2(tl.sum(tl.where(t[:, None] == C - 1, c_CE, 0.0), 0)[None, :] - c_CE)
+
+    # Rows.
+    q_CE, b_CE = _load_left(q_ptr, g_ptr, a_ptr, b_ptr, bonus_ptr, place, first, K, G, E)
+    _store_tile(q_in_ptr, tile, t, q_CE * tl.exp2(c_CE), first, C, K, E)
+    if b_ptr is not None:
+        _store_tile(b_in_ptr, tile, t, b_CE * tl.exp2(c_CE), first, C, K, E)
+    k_CE = _load(k_ptr, pair_C, live_C, first, K, E).to(tl.float32)
+    if a_ptr is None:
+        _store_tile(x_out_ptr, tile, t, k_CE * to_end_CE, first, C, K, E)
+    else:
+        _store_tile(k_out_ptr, tile, t, k_CE * to_end_CE, first, C, K, E)
+        a_CE = _load(a_ptr, pair_C, live_C, first, K, E).to(tl.float32)
+        _store_tile(x_out_ptr, tile, t, a_CE * to_end_CE, first, C, K, E)
+
+
+@triton.jit
+def _product(left_ME: tl.tensor, right_ME: tl.tensor, weight_MM: tl.tensor, seen_MM: tl.tensor):
+    return tl.where(seen_MM, _dot(left_ME, tl.trans(right_ME)) * weight_MM, 0.0)
+
+
+@triton.jit(do_not_specialize=["T", "sequences"])
+def chunks_products_kernel(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    g_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    b_ptr: tl.tensor,
+    bonus_ptr: tl.tensor,
+    c_ptr: tl.tensor,
     qx_ptr: tl.tensor,
+    bx_ptr: tl.tensor,
     qk_ptr: tl.tensor,
     bk_ptr: tl.tensor,
-    inverse_ptr: tl.tensor,
-    w_ptr: tl.tensor,
-    u_ptr: tl.tensor,
     T: tl.tensor,
     sequences: tl.tensor,
     H: tl.constexpr,
     K: tl.constexpr,
-    V: tl.constexpr,
     G: tl.constexpr,
     N: tl.constexpr,
     C: tl.constexpr,
     E: tl.constexpr,
     LEVELS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SOLVED: tl.constexpr,
 ):
-    """What a chunk needs of its own rows alone.
+    """Products of M rows of a chunk with all of its rows, in blocks of M rows and all K channels.
 
-    1. For each block of channels:
-       a. write the running sums;
-       b. write q_in, x_out and k_out;
-       c. add to the products (q x), (b x), (q k) and (b k), level by level.
-    2. Write the products.
-    3. With b, write W, and unless they are there (SOLVED) X, and U for a state of zeros.
+    1. Load the left rows.
+    2. Write the products with rows of earlier blocks, and then of their own, level by level.
+    3. Write zeros for later blocks.
     """
-    tile = tl.program_id(0)
-    row_C, pair_C, live_C, query_C, decay_C = _place(tile, T, H, C, N)
-    t = tl.arange(0, C)
-    i, j = t[:, None], t[None, :]
+    tile = tl.program_id(0) // (C // M)
+    i = tl.program_id(0) % (C // M) * M
+    t = tl.arange(0, M)
     x_ptr = k_ptr if a_ptr is None else a_ptr
-    sign = -1.0 if a_ptr is None else 1.0
-    qx_CC = tl.zeros([C, C], tl.float32)
-    bx_CC, qk_CC, bk_CC = qx_CC, qx_CC, qx_CC
-    if G == 1:
-        g_C1 = _load_g(g_ptr, row_C, decay_C, 0, K, G, E)
-        tl.store(c_ptr + tile.to(tl.int64) * C + t, tl.cumsum(tl.sum(g_C1, 1), 0))
-        tl.debug_barrier()
 
-    for first in range(0, K, E):
-        # 1a. Running sums. Other threads of this program read them, hence the barrier.
-        g_CE = _load_g(g_ptr, row_C, decay_C, first, K, G, E)
-        if G > 1:
-            _store_tile(c_ptr, tile, tl.cumsum(g_CE, 0), first, C, K, E)
-            tl.debug_barrier()
-        c_CE = _sums_at(c_ptr, tile, t, first, C, K, G, E)
-        to_end_CE = tl.exp(_load_total(c_ptr, tile, first, C, K, G, E)[None, :] - c_CE)
-
-        # 1b. Rows, decayed from the start and to the end of the chunk.
-        q_CE = _load(q_ptr, row_C, query_C, first, K, E).to(tl.float32)
-        x_CE = _load(x_ptr, pair_C, live_C, first, K, E).to(tl.float32)
-        bonus_1E = _load_bonus(bonus_ptr, tile // tl.cdiv(T * N, C), sequences, first, H, K, E)
-        if a_ptr is not None:
-            k_CE = _load(k_ptr, pair_C, live_C, first, K, E).to(tl.float32)
-            _store_tile(k_out_ptr, tile, k_CE * to_end_CE, first, C, K, E)
-            qk_CC += tl.where(i == j, tl.sum(q_CE * k_CE * bonus_1E, 1)[:, None], 0.0)
-        if (a_ptr is None) or (bonus_ptr is None):
-            qx_CC += tl.where(i == j, tl.sum(q_CE * x_CE * bonus_1E, 1)[:, None], 0.0)
-        if bonus_ptr is not None:
-            q_CE *= tl.exp(-g_CE)
-        _store_tile(q_in_ptr, tile, q_CE * tl.exp(c_CE), first, C, K, E)
-        _store_tile(x_out_ptr, tile, x_CE * to_end_CE, first, C, K, E)
-        if b_ptr is not None:
-            b_CE = sign * _load(b_ptr, pair_C, live_C, first, K, E).to(tl.float32)
-        if a_ptr is not None:
-            b_CE *= tl.exp(-g_CE)
-
-        # 1c. Products.
-        q_CE, x_CE = q_CE.to(q_ptr.dtype.element_ty), x_CE.to(q_ptr.dtype.element_ty)
-        if b_ptr is not None:
-            b_CE = b_CE.to(q_ptr.dtype.element_ty)
-        if a_ptr is not None:
-            k_CE = k_CE.to(q_ptr.dtype.element_ty)
-        for level in range(LEVELS):
-            left_CE, right_CE, weight_CC, seen_CC = _level(c_ptr, c_CE, tile, first, level, C, K, G, E)
-            q_left_CE = _scaled(q_CE, left_CE, q_ptr)
-            x_right_CE = tl.trans(_scaled(x_CE, right_CE, q_ptr))
-            qx_CC += tl.where(seen_CC, _dot(q_left_CE, x_right_CE) * weight_CC, 0.0)
-            if b_ptr is not None and (a_ptr is not None or not SOLVED):
-                b_left_CE = _scaled(b_CE, left_CE, q_ptr)
-            if b_ptr is not None and not SOLVED:
-                bx_CC += tl.where(seen_CC, _dot(b_left_CE, x_right_CE) * weight_CC, 0.0)
-            if a_ptr is not None:
-                k_right_CE = tl.trans(_scaled(k_CE, right_CE, q_ptr))
-                qk_CC += tl.where(seen_CC, _dot(q_left_CE, k_right_CE) * weight_CC, 0.0)
-                bk_CC += tl.where(seen_CC, _dot(b_left_CE, k_right_CE) * weight_CC, 0.0)
-
-    # 2. Products.
-    _store_tile(qx_ptr, tile, qx_CC, 0, C, C, C)
+    # 1. Left rows, and what positions read of their own pairs.
+    place = _place(tile, i + t, T, H, C, N)
+    row_M, pair_M, live_M, query_M, _ = place
+    bonus_1E = _load_bonus(bonus_ptr, tile // tl.cdiv(T * N, C), sequences, 0, H, K, E)
+    asks_ME = _load(q_ptr, row_M, query_M, 0, K, E).to(tl.float32) * bonus_1E
+    own_x_M, own_k_M = tl.zeros([M], tl.float32), tl.zeros([M], tl.float32)
     if a_ptr is not None:
-        _store_tile(qk_ptr, tile, qk_CC, 0, C, C, C)
-        _store_tile(bk_ptr, tile, bk_CC, 0, C, C, C)
+        own_k_M += tl.sum(asks_ME * _load(k_ptr, pair_M, live_M, 0, K, E), 1)
+    if (a_ptr is None) or (bonus_ptr is None):
+        own_x_M += tl.sum(asks_ME * _load(x_ptr, pair_M, live_M, 0, K, E), 1)
+    q_ME, b_ME = _load_left(q_ptr, g_ptr, a_ptr, b_ptr, bonus_ptr, place, 0, K, G, E)
+    q_ME, b_ME = q_ME.to(q_ptr.dtype.element_ty), b_ME.to(q_ptr.dtype.element_ty)
 
-    # 3. Rank-one part.
-    if b_ptr is not None:
-        if SOLVED:
-            x_CC = _load_tile(inverse_ptr, tile, 0, C, C, C)
-        else:
-            x_CC = inverse(-bx_CC, C, PRECISION).to(q_ptr.dtype.element_ty)
-            _store_tile(inverse_ptr, tile, x_CC, 0, C, C, C)
-        for first in range(0, K, E):
-            b_CE = sign * _load(b_ptr, pair_C, live_C, first, K, E).to(tl.float32)
-            c_CE = _sums_at(c_ptr, tile, t, first, C, K, G, E)
-            if a_ptr is not None:
-                b_CE *= tl.exp(-_load_g(g_ptr, row_C, decay_C, first, K, G, E))
-            _store_tile(w_ptr, tile, _dot(x_CC, _scaled(b_CE, tl.exp(c_CE), q_ptr)), first, C, K, E)
+    # 2. Products. Levels of the block with itself add up.
+    zero_MM = tl.zeros([M, M], tl.float32)
+    qx_MM, bx_MM, qk_MM, bk_MM = zero_MM, zero_MM, zero_MM, zero_MM
+    for step in range(i // M + LEVELS):
+        j, level = tl.minimum(step * M, i), tl.maximum(step - i // M, -1)
+        kept, own_MM = tl.where(level > 0, 1.0, 0.0), ((i + t)[:, None] == (j + t)[None, :]) & (level == 0)
+        _, pair_M, live_M, _, _ = _place(tile, j + t, T, H, C, N)
+        left_ME, right_ME, weight_MM, seen_MM = _between(c_ptr, tile, i, j, level, 0, C, K, G, E)
+        q_left_ME, b_left_ME = _scaled(q_ME, left_ME, q_ptr), _scaled(b_ME, left_ME, q_ptr)
+        x_right_ME = _scaled(_load(x_ptr, pair_M, live_M, 0, K, E), right_ME, q_ptr)
+        qx_MM = kept * qx_MM + _product(q_left_ME, x_right_ME, weight_MM, seen_MM)
+        qx_MM = tl.where(own_MM, own_x_M[:, None], qx_MM)
+        _store_tile(qx_ptr, tile, i + t, qx_MM, j, C, C, M)
+        if bx_ptr is not None:
+            bx_MM = kept * bx_MM + _product(b_left_ME, x_right_ME, weight_MM, seen_MM)
+            _store_tile(bx_ptr, tile, i + t, bx_MM, j, C, C, M)
+        if a_ptr is not None:
+            k_right_ME = _scaled(_load(k_ptr, pair_M, live_M, 0, K, E), right_ME, q_ptr)
+            qk_MM = kept * qk_MM + _product(q_left_ME, k_right_ME, weight_MM, seen_MM)
+            qk_MM = tl.where(own_MM, own_k_M[:, None], qk_MM)
+            _store_tile(qk_ptr, tile, i + t, qk_MM, j, C, C, M)
+            bk_MM = kept * bk_MM + _product(b_left_ME, k_right_ME, weight_MM, seen_MM)
+            _store_tile(bk_ptr, tile, i + t, bk_MM, j, C, C, M)
 
-        if not SOLVED:
-            if a_ptr is not None:
-                x_CC = _dot(x_CC, bk_CC.to(x_CC.dtype)).to(x_CC.dtype)
-            for first in range(0, V, E):
-                u_CE = _dot(x_CC, _load(v_ptr, pair_C, live_C, first, V, E))
-                _store_tile(u_ptr, tile, u_CE, first, C, V, E)
+    # 3. Zeros.
+    for j in range(i + M, C, M):
+        _store_tile(qx_ptr, tile, i + t, zero_MM, j, C, C, M)
+        if bx_ptr is not None:
+            _store_tile(bx_ptr, tile, i + t, zero_MM, j, C, C, M)
+        if a_ptr is not None:
+            _store_tile(qk_ptr, tile, i + t, zero_MM, j, C, C, M)
+            _store_tile(bk_ptr, tile, i + t, zero_MM, j, C, C, M)
+
+
+@triton.jit(do_not_specialize=["T"])
+def chunks_solve_kernel(
+    v_ptr: tl.tensor,
+    b_in_ptr: tl.tensor,
+    bx_ptr: tl.tensor,
+    bk_ptr: tl.tensor,
+    inverse_ptr: tl.tensor,
+    w_ptr: tl.tensor,
+    u_ptr: tl.tensor,
+    T: tl.tensor,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    N: tl.constexpr,
+    C: tl.constexpr,
+    E: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """X of a chunk, W, and U for a state of zeros; W alone without bx, as the others are there then."""
+    tile = tl.program_id(0)
+    t = tl.arange(0, C)
+    _, pair_C, live_C, _, _ = _place(tile, t, T, H, C, N)
+    if bx_ptr is None:
+        x_CC = _load_tile(inverse_ptr, tile, t, 0, C, C, C)
+    else:
+        x_CC = inverse(-_load_tile(bx_ptr, tile, t, 0, C, C, C), C, PRECISION).to(v_ptr.dtype.element_ty)
+        _store_tile(inverse_ptr, tile, t, x_CC, 0, C, C, C)
+    for first in range(0, K, E):
+        w_CE = _dot(x_CC, _load_tile(b_in_ptr, tile, t, first, C, K, E))
+        _store_tile(w_ptr, tile, t, w_CE, first, C, K, E)
+
+    if bx_ptr is not None:
+        if bk_ptr is not None:
+            x_CC = _dot(x_CC, _load_tile(bk_ptr, tile, t, 0, C, C, C)).to(x_CC.dtype)
+        for first in range(0, V, E):
+            u_CE = _dot(x_CC, _load(v_ptr, pair_C, live_C, first, V, E))
+            _store_tile(u_ptr, tile, t, u_CE, first, C, V, E)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -428,33 +538,33 @@ def chunks_states_fwd_kernel(
     3. S <- exp(c_C) S + x_out^T U, with a + k_out^T V.
     """
     chunks = tl.cdiv(T * N, C)
+    t = tl.arange(0, C)
     j = tl.program_id(1) * J
+    j_J = j + tl.arange(0, J)
     S_JI = tl.zeros([J, I], tl.float32)
 
     for n in range(chunks):
         # 1. State.
         tile = tl.program_id(0) * chunks + n
-        _, pair_C, live_C, _, _ = _place(tile, T, H, C, N)
-        at_JI = (tile.to(tl.int64) * V + j + tl.arange(0, J))[:, None] * K + tl.arange(0, I)[None, :]
-        there_JI = (j + tl.arange(0, J) < V)[:, None] & (tl.arange(0, I) < K)[None, :]
+        _, pair_C, live_C, _, _ = _place(tile, t, T, H, C, N)
         state_JI = S_JI.to(S_ptr.dtype.element_ty)
-        tl.store(S_ptr + at_JI, state_JI, there_JI)
+        _store(S_ptr, tile.to(tl.int64) * V + j_J, j_J < V, state_JI, 0, K, I)
 
         # 2. U.
         if w_ptr is None:
             u_JC = tl.trans(_load(v_ptr, pair_C, live_C, j, V, J))
         else:
-            w_IC = tl.trans(_load_tile(w_ptr, tile, 0, C, K, I))
-            u_JC = tl.trans(_load_tile(u_ptr, tile, j, C, V, J)).to(tl.float32)
+            w_IC = tl.trans(_load_tile(w_ptr, tile, t, 0, C, K, I))
+            u_JC = tl.trans(_load_tile(u_ptr, tile, t, j, C, V, J)).to(tl.float32)
             u_JC = (u_JC + _dot(state_JI, w_IC)).to(state_JI.dtype)
-            _store_tile(u_ptr, tile, tl.trans(u_JC), j, C, V, J)
+            _store_tile(u_ptr, tile, t, tl.trans(u_JC), j, C, V, J)
 
         # 3. Next state.
-        S_JI *= tl.exp(_load_total(c_ptr, tile, 0, C, K, G, I))[None, :]
-        S_JI += _dot(u_JC, _load_tile(x_out_ptr, tile, 0, C, K, I))
+        S_JI *= tl.exp2(_load_sum(c_ptr, tile, C - 1, 0, C, K, G, I))[None, :]
+        S_JI += _dot(u_JC, _load_tile(x_out_ptr, tile, t, 0, C, K, I))
         if k_out_ptr is not None:
             v_JC = tl.trans(_load(v_ptr, pair_C, live_C, j, V, J))
-            S_JI += _dot(v_JC, _load_tile(k_out_ptr, tile, 0, C, K, I))
+            S_JI += _dot(v_JC, _load_tile(k_out_ptr, tile, t, 0, C, K, I))
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -476,15 +586,16 @@ def chunks_outputs_kernel(
 ):
     """Outputs of a chunk, E of their V channels: O = q_in S + (q x) U, with a + (q k) V."""
     tile = tl.program_id(0)
-    row_C, pair_C, live_C, query_C, _ = _place(tile, T, H, C, N)
+    t = tl.arange(0, C)
+    row_C, pair_C, live_C, query_C, _ = _place(tile, t, T, H, C, N)
     j = tl.program_id(1) * E
 
-    u_CE = _load(v_ptr, pair_C, live_C, j, V, E) if u_ptr is None else _load_tile(u_ptr, tile, j, C, V, E)
-    o_CE = _dot(_load_tile(qx_ptr, tile, 0, C, C, C), u_CE)
+    u_CE = _load(v_ptr, pair_C, live_C, j, V, E) if u_ptr is None else _load_tile(u_ptr, tile, t, j, C, V, E)
+    o_CE = _dot(_load_tile(qx_ptr, tile, t, 0, C, C, C), u_CE)
     if qk_ptr is not None:
-        o_CE += _dot(_load_tile(qk_ptr, tile, 0, C, C, C), _load(v_ptr, pair_C, live_C, j, V, E))
+        o_CE += _dot(_load_tile(qk_ptr, tile, t, 0, C, C, C), _load(v_ptr, pair_C, live_C, j, V, E))
     for first in range(0, K, E):
-        q_CE = _load_tile(q_in_ptr, tile, first, C, K, E)
+        q_CE = _load_tile(q_in_ptr, tile, t, first, C, K, E)
         o_CE += _dot(q_CE, tl.trans(_load_state(S_ptr, tile, j, first, K, V, E)))
     _store(o_ptr, row_C, query_C, o_CE, j, V, E)
 
@@ -494,10 +605,8 @@ def _load_state(
     S_ptr: tl.tensor, tile: tl.tensor, j: int, first: int, K: tl.constexpr, V: tl.constexpr, E: tl.constexpr
 ):
     """Block of a state, from value channel j and key channel ``first``."""
-    row = j + tl.arange(0, E)
-    e = first + tl.arange(0, E)
-    at_EE = (tile.to(tl.int64) * V + row)[:, None] * K + e[None, :]
-    return tl.load(S_ptr + at_EE, (row < V)[:, None] & (e < K)[None, :], 0.0)
+    j_E = j + tl.arange(0, E)
+    return _load(S_ptr, tile.to(tl.int64) * V + j_E, j_E < V, first, K, E)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -528,28 +637,28 @@ def chunks_states_bwd_kernel(
     3. dS <- exp(c_C) dS + q_in^T dO, with b + W^T dU.
     """
     chunks = tl.cdiv(T * N, C)
+    t = tl.arange(0, C)
     j = tl.program_id(1) * J
+    j_J = j + tl.arange(0, J)
     dS_JI = tl.zeros([J, I], tl.float32)
 
     for back in range(chunks):
         # 1. Gradient of the state.
         tile = tl.program_id(0) * chunks + chunks - 1 - back
-        row_C, _, _, query_C, _ = _place(tile, T, H, C, N)
-        at_JI = (tile.to(tl.int64) * V + j + tl.arange(0, J))[:, None] * K + tl.arange(0, I)[None, :]
-        there_JI = (j + tl.arange(0, J) < V)[:, None] & (tl.arange(0, I) < K)[None, :]
+        row_C, _, _, query_C, _ = _place(tile, t, T, H, C, N)
         state_JI = dS_JI.to(dS_ptr.dtype.element_ty)
-        tl.store(dS_ptr + at_JI, state_JI, there_JI)
+        _store(dS_ptr, tile.to(tl.int64) * V + j_J, j_J < V, state_JI, 0, K, I)
 
         # 2, 3. The gradients of U and of the state before.
         do_JC = tl.trans(_load(do_ptr, row_C, query_C, j, V, J)).to(state_JI.dtype)
-        dS_JI *= tl.exp(_load_total(c_ptr, tile, 0, C, K, G, I))[None, :]
-        dS_JI += _dot(do_JC, _load_tile(q_in_ptr, tile, 0, C, K, I))
+        dS_JI *= tl.exp2(_load_sum(c_ptr, tile, C - 1, 0, C, K, G, I))[None, :]
+        dS_JI += _dot(do_JC, _load_tile(q_in_ptr, tile, t, 0, C, K, I))
         if w_ptr is not None:
-            du_JC = _dot(do_JC, _load_tile(qx_ptr, tile, 0, C, C, C))
-            du_JC += _dot(state_JI, tl.trans(_load_tile(x_out_ptr, tile, 0, C, K, I)))
+            du_JC = _dot(do_JC, _load_tile(qx_ptr, tile, t, 0, C, C, C))
+            du_JC += _dot(state_JI, tl.trans(_load_tile(x_out_ptr, tile, t, 0, C, K, I)))
             du_JC = du_JC.to(state_JI.dtype)
-            _store_tile(du_ptr, tile, tl.trans(du_JC), j, C, V, J)
-            dS_JI += _dot(du_JC, _load_tile(w_ptr, tile, 0, C, K, I))
+            _store_tile(du_ptr, tile, t, tl.trans(du_JC), j, C, V, J)
+            dS_JI += _dot(du_JC, _load_tile(w_ptr, tile, t, 0, C, K, I))
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -587,7 +696,8 @@ def chunks_products_bwd_kernel(
     2. Write these.
     """
     tile = tl.program_id(0)
-    row_C, pair_C, live_C, query_C, _ = _place(tile, T, H, C, N)
+    t = tl.arange(0, C)
+    row_C, pair_C, live_C, query_C, _ = _place(tile, t, T, H, C, N)
     dqx_CC = tl.zeros([C, C], tl.float32)
     dbx_CC, dqk_CC, dbk_CC = dqx_CC, dqx_CC, dqx_CC
 
@@ -600,22 +710,22 @@ def chunks_products_bwd_kernel(
         if u_ptr is None:
             u_CE = v_CE
         else:
-            u_CE = _load_tile(u_ptr, tile, first, C, V, E)
-            inverse_CC = tl.trans(_load_tile(inverse_ptr, tile, 0, C, C, C))
-            dv_CE = _dot(inverse_CC, _load_tile(du_ptr, tile, first, C, V, E))
+            u_CE = _load_tile(u_ptr, tile, t, first, C, V, E)
+            inverse_CC = tl.trans(_load_tile(inverse_ptr, tile, t, 0, C, C, C))
+            dv_CE = _dot(inverse_CC, _load_tile(du_ptr, tile, t, first, C, V, E))
             dy_CE = dv_CE.to(u_CE.dtype)
-            _store_tile(du_ptr, tile, dy_CE, first, C, V, E)
+            _store_tile(du_ptr, tile, t, dy_CE, first, C, V, E)
 
         # 1b. Values.
         if bk_ptr is not None:
-            dv_CE = _dot(tl.trans(_load_tile(bk_ptr, tile, 0, C, C, C)), dy_CE)
-            dv_CE += _dot(tl.trans(_load_tile(qk_ptr, tile, 0, C, C, C)), do_CE)
+            dv_CE = _dot(tl.trans(_load_tile(bk_ptr, tile, t, 0, C, C, C)), dy_CE)
+            dv_CE += _dot(tl.trans(_load_tile(qk_ptr, tile, t, 0, C, C, C)), do_CE)
         elif u_ptr is None:
-            dv_CE = _dot(tl.trans(_load_tile(qx_ptr, tile, 0, C, C, C)), do_CE)
+            dv_CE = _dot(tl.trans(_load_tile(qx_ptr, tile, t, 0, C, C, C)), do_CE)
         if (bk_ptr is not None) or (u_ptr is None):
             out_ptr = x_out_ptr if k_out_ptr is None else k_out_ptr
             for at in range(0, K, E):
-                out_CE = _load_tile(out_ptr, tile, at, C, K, E)
+                out_CE = _load_tile(out_ptr, tile, t, at, C, K, E)
                 dv_CE += _dot(out_CE, tl.trans(_load_state(dS_ptr, tile, first, at, K, V, E)))
         _store(dv_ptr, pair_C, live_C, dv_CE, first, V, E)
 
@@ -628,19 +738,38 @@ def chunks_products_bwd_kernel(
             dbk_CC += _dot(dy_CE, tl.trans(v_CE))
 
     # 2. Products.
-    _store_tile(dqx_ptr, tile, dqx_CC, 0, C, C, C)
+    _store_tile(dqx_ptr, tile, t, dqx_CC, 0, C, C, C)
     if u_ptr is not None:
-        _store_tile(dbx_ptr, tile, dbx_CC, 0, C, C, C)
+        _store_tile(dbx_ptr, tile, t, dbx_CC, 0, C, C, C)
     if bk_ptr is not None:
-        _store_tile(dqk_ptr, tile, dqk_CC, 0, C, C, C)
-        _store_tile(dbk_ptr, tile, dbk_CC, 0, C, C, C)
+        _store_tile(dqk_ptr, tile, t, dqk_CC, 0, C, C, C)
+        _store_tile(dbk_ptr, tile, t, dbk_CC, 0, C, C, C)
 
 
 @triton.jit
-def _later(y_CE: tl.tensor, SKIPPED: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
-    """Sums over the rows from this one, or the next one, on: a product, which takes fewer registers than a scan."""
-    later_CC = (tl.arange(0, C)[:, None] + SKIPPED <= tl.arange(0, C)[None, :]).to(tl.float32)
-    return tl.dot(later_CC, y_CE, input_precision=PRECISION)
+def _gradient(
+    pointer: tl.tensor,
+    tile: tl.tensor,
+    i: tl.tensor,
+    j: tl.tensor,
+    weight_MM: tl.tensor,
+    seen_MM: tl.tensor,
+    C: tl.constexpr,
+):
+    """Gradient of the products of the left rows from i on with the right rows from j on, before their weights."""
+    d_MM = _load_tile(pointer, tile, i + tl.arange(0, M), j, C, C, M)
+    return tl.where(seen_MM, d_MM.to(tl.float32) * weight_MM, 0.0).to(d_MM.dtype)
+
+
+@triton.jit
+def _onward(row_M: tl.tensor, y_ME: tl.tensor, more_ME: tl.tensor, G: tl.constexpr, PRECISION: tl.constexpr):
+    """Sums over the rows from each one on, and more, of each channel (M, E) or of all (M, 1).
+
+    They are a product, which takes fewer registers than a scan.
+    """
+    onward_MM = (row_M[:, None] <= row_M[None, :]).to(tl.float32)
+    sum_ME = tl.dot(onward_MM, y_ME, input_precision=PRECISION) + more_ME
+    return sum_ME if G > 1 else tl.sum(sum_ME, 1)[:, None]
 
 
 @triton.jit(do_not_specialize=["T", "sequences"])
@@ -682,142 +811,167 @@ def chunks_rows_bwd_kernel(
 ):
     """Gradients of a chunk's queries, keys, factors and decays, in one block of K channels.
 
-    1. Sum over the value channels the gradients of rows decayed to the ends of the chunk, and of positions' own pairs.
-    2. Undo these decays; begin the gradient of the decay of the whole chunk.
-    3. Take the gradients of the products to the rows, level by level.
-    4. Write the gradients of the decays.
-    5. Undo the factors exp(-g), add what positions read of their own pairs, and write the gradients of the rows.
+    1. For each block of M right rows, the last one first:
+       a. sum what the state after the chunk and left rows give them;
+       b. write their gradients, and what they give to the gradients of decays.
+    2. For each block of M left rows, the last one first:
+       a. sum what the state before the chunk and right rows give them;
+       b. write their gradients: undo the factors exp(-g), and add what positions read of their own pairs;
+       c. add to the gradients of decays what they, and the end of the chunk, give.
+
+    The two kinds of rows have loops of their own, so that their sums fit into the registers.
     """
-    tile = tl.program_id(0)
-    row_C, pair_C, live_C, query_C, decay_C = _place(tile, T, H, C, N)
-    t = tl.arange(0, C)
-    first = tl.program_id(1) * E
-
-    # 1. Sums over values.
-    dq_CE = tl.zeros([C, E], tl.float32)
-    dx_CE, dk_CE, db_CE = dq_CE, dq_CE, dq_CE
-    through_E = tl.zeros([E], tl.float32)
-    own_u_C = tl.zeros([C], tl.float32)
-    own_v_C = own_u_C
-    for at in range(0, V, E):
-        do_CE = _load(do_ptr, row_C, query_C, at, V, E).to(q_ptr.dtype.element_ty)
-        S_EE = _load_state(S_ptr, tile, at, first, K, V, E)
-        dS_EE = _load_state(dS_ptr, tile, at, first, K, V, E)
-        if (a_ptr is not None) or (b_ptr is None):
-            v_CE = _load(v_ptr, pair_C, live_C, at, V, E)
-        if b_ptr is None:
-            u_CE = v_CE
-        else:
-            u_CE = _load_tile(u_ptr, tile, at, C, V, E)
-            db_CE += _dot(_load_tile(dy_ptr, tile, at, C, V, E), S_EE)
-        dq_CE += _dot(do_CE, S_EE)
-        dx_CE += _dot(u_CE, dS_EE)
-        through_E += tl.sum(S_EE.to(tl.float32) * dS_EE.to(tl.float32), 0)
-        own_u_C += tl.sum(u_CE.to(tl.float32) * do_CE.to(tl.float32), 1)
-        if a_ptr is not None:
-            own_v_C += tl.sum(v_CE.to(tl.float32) * do_CE.to(tl.float32), 1)
-            dk_CE += _dot(v_CE, dS_EE)
-
-    # 2. Rows at the ends of the chunk.
+    BLOCKS: tl.constexpr = (K + E - 1) // E
+    D: tl.constexpr = E if G > 1 else 1
+    WIDTH: tl.constexpr = K if G > 1 else BLOCKS
+    tile = tl.program_id(0) // BLOCKS
+    block = tl.program_id(0) % BLOCKS
+    first = block * E
+    t = tl.arange(0, M)
     x_ptr = k_ptr if a_ptr is None else a_ptr
-    c_CE = _sums_at(c_ptr, tile, t, first, C, K, G, E)
-    to_end_CE = tl.exp(_load_total(c_ptr, tile, first, C, K, G, E)[None, :] - c_CE)
-    g_CE = _load_g(g_ptr, row_C, decay_C, first, K, G, E)
-    q_CE = _load(q_ptr, row_C, query_C, first, K, E).to(tl.float32)
-    x_CE = _load(x_ptr, pair_C, live_C, first, K, E).to(tl.float32)
-    if bonus_ptr is not None:
-        q_CE *= tl.exp(-g_CE)
-    dq_CE *= tl.exp(c_CE)
-    dx_CE *= to_end_CE
-    through_E = through_E * tl.exp(_load_total(c_ptr, tile, first, C, K, G, E)) + tl.sum(x_CE * dx_CE, 0)
-    if b_ptr is not None:
-        db_CE *= tl.exp(c_CE)
-        b_CE = _load(b_ptr, pair_C, live_C, first, K, E).to(tl.float32)
-        b_CE *= -1.0 if a_ptr is None else tl.exp(-g_CE)
-    if a_ptr is not None:
-        k_CE = _load(k_ptr, pair_C, live_C, first, K, E).to(tl.float32)
-        dk_CE *= to_end_CE
-        through_E += tl.sum(k_CE * dk_CE, 0)
-
-    # 3. Products.
-    q_CE, x_CE = q_CE.to(q_ptr.dtype.element_ty), x_CE.to(q_ptr.dtype.element_ty)
-    if b_ptr is not None:
-        b_CE = b_CE.to(q_ptr.dtype.element_ty)
-    if a_ptr is not None:
-        k_CE = k_CE.to(q_ptr.dtype.element_ty)
-    for level in range(LEVELS):
-        left_CE, right_CE, weight_CC, seen_CC = _level(c_ptr, c_CE, tile, first, level, C, K, G, E)
-        q_left_CE = _scaled(q_CE, left_CE, q_ptr)
-        x_right_CE = _scaled(x_CE, right_CE, q_ptr)
-        d_CC = tl.where(seen_CC, _load_tile(dqx_ptr, tile, 0, C, C, C) * weight_CC, 0.0).to(q_left_CE.dtype)
-        dq_CE += _dot(d_CC, x_right_CE) * left_CE
-        dx_CE += _dot(tl.trans(d_CC), q_left_CE) * right_CE
-        if b_ptr is not None:
-            b_left_CE = _scaled(b_CE, left_CE, q_ptr)
-            d_CC = tl.where(seen_CC, _load_tile(dbx_ptr, tile, 0, C, C, C) * weight_CC, 0.0).to(q_left_CE.dtype)
-            db_CE += _dot(d_CC, x_right_CE) * left_CE
-            dx_CE += _dot(tl.trans(d_CC), b_left_CE) * right_CE
-        if a_ptr is not None:
-            k_right_CE = _scaled(k_CE, right_CE, q_ptr)
-            d_CC = tl.where(seen_CC, _load_tile(dqk_ptr, tile, 0, C, C, C) * weight_CC, 0.0).to(q_left_CE.dtype)
-            dq_CE += _dot(d_CC, k_right_CE) * left_CE
-            dk_CE += _dot(tl.trans(d_CC), q_left_CE) * right_CE
-            d_CC = tl.where(seen_CC, _load_tile(dbk_ptr, tile, 0, C, C, C) * weight_CC, 0.0).to(q_left_CE.dtype)
-            db_CE += _dot(d_CC, k_right_CE) * left_CE
-            dk_CE += _dot(tl.trans(d_CC), b_left_CE) * right_CE
-
-    # 4. Decays.
-    if G > 0:
-        share_CE = -x_CE.to(tl.float32) * dx_CE
-        behind_CE = tl.zeros([C, E], tl.float32)
-        if bonus_ptr is None:
-            share_CE += q_CE.to(tl.float32) * dq_CE
-        else:
-            behind_CE += q_CE.to(tl.float32) * dq_CE
-        if a_ptr is not None:
-            share_CE -= k_CE.to(tl.float32) * dk_CE
-            behind_CE += b_CE.to(tl.float32) * db_CE
-        elif b_ptr is not None:
-            share_CE += b_CE.to(tl.float32) * db_CE
-        dg_CE = through_E[None, :] + _later(share_CE, 0, C, PRECISION)
-        if (a_ptr is not None) or (bonus_ptr is not None):
-            dg_CE += _later(behind_CE, 1, C, PRECISION)
-        if G > 1:
-            dg_CE = tl.where(g_CE > STRONGEST, dg_CE, 0.0)
-            _store(dg_ptr, row_C, decay_C, dg_CE, first, K, E)
-        else:
-            dg_C = tl.where(tl.sum(g_CE, 1) > STRONGEST, tl.sum(dg_CE, 1), 0.0)
-            tl.store(dg_ptr + row_C * tl.cdiv(K, E) + tl.program_id(1), dg_C, decay_C)
-
-    # 5. Rows.
-    q_CE = _load(q_ptr, row_C, query_C, first, K, E).to(tl.float32)
+    dx_ptr = dk_ptr if a_ptr is None else da_ptr
     bonus_1E = _load_bonus(bonus_ptr, tile // tl.cdiv(T * N, C), sequences, first, H, K, E)
-    if bonus_ptr is not None:
-        dq_CE *= tl.exp(-g_CE)
-    if a_ptr is not None:
-        own_CE = own_v_C[:, None] * q_CE
-        dq_CE += own_v_C[:, None] * bonus_1E * k_CE
-        dk_CE += own_CE * bonus_1E
+    total_E = _load_sum(c_ptr, tile, C - 1, first, C, K, G, E)
+    later_E = tl.zeros([E], tl.float32)
+    through_E, dbonus_E = later_E, later_E
+
+    for later in range(C // M):
+        i = C - M - later * M
+        row_M, pair_M, live_M, query_M, decay_M = _place(tile, i + t, T, H, C, N)
+        c_ME = _sums_at(c_ptr, tile, i + t, first, C, K, G, E)
+
+        # 1a. Sums of right rows.
+        dx_ME = tl.zeros([M, E], tl.float32)
+        dk_ME = dx_ME
+        for at in range(0, V, E):
+            dS_EE = _load_state(dS_ptr, tile, at, first, K, V, E)
+            if b_ptr is not None:
+                dx_ME += _dot(_load_tile(u_ptr, tile, i + t, at, C, V, E), dS_EE)
+            if b_ptr is None:
+                dx_ME += _dot(_load(v_ptr, pair_M, live_M, at, V, E), dS_EE)
+            elif a_ptr is not None:
+                dk_ME += _dot(_load(v_ptr, pair_M, live_M, at, V, E), dS_EE)
+        dx_ME *= tl.exp2(total_E[None, :] - c_ME)
+        dk_ME *= tl.exp2(total_E[None, :] - c_ME)
+        end_ME = _load(x_ptr, pair_M, live_M, first, K, E).to(tl.float32) * dx_ME
+        if a_ptr is not None:
+            end_ME += _load(k_ptr, pair_M, live_M, first, K, E).to(tl.float32) * dk_ME
+        through_E += tl.sum(end_ME, 0)
+        for step in range(later + LEVELS):
+            j, level = tl.maximum(C - M - step * M, i), tl.maximum(step - later, -1)
+            place = _place(tile, j + t, T, H, C, N)
+            left_ME, right_ME, weight_MM, seen_MM = _between(c_ptr, tile, j, i, level, first, C, K, G, E)
+            q_ME, b_ME = _load_left(q_ptr, g_ptr, a_ptr, b_ptr, bonus_ptr, place, first, K, G, E)
+            q_left_ME, b_left_ME = _scaled(q_ME, left_ME, q_ptr), _scaled(b_ME, left_ME, q_ptr)
+            x_sum_ME = _dot(tl.trans(_gradient(dqx_ptr, tile, j, i, weight_MM, seen_MM, C)), q_left_ME)
+            if b_ptr is not None:
+                x_sum_ME += _dot(tl.trans(_gradient(dbx_ptr, tile, j, i, weight_MM, seen_MM, C)), b_left_ME)
+            dx_ME += x_sum_ME * right_ME
+            if a_ptr is not None:
+                k_sum_ME = _dot(tl.trans(_gradient(dqk_ptr, tile, j, i, weight_MM, seen_MM, C)), q_left_ME)
+                k_sum_ME += _dot(tl.trans(_gradient(dbk_ptr, tile, j, i, weight_MM, seen_MM, C)), b_left_ME)
+                dk_ME += k_sum_ME * right_ME
+
+        # 1b. Gradients of right rows.
+        own_M = (tile.to(tl.int64) * C + i + t) * C + i + t
+        asks_ME = _load(q_ptr, row_M, query_M, first, K, E).to(tl.float32)
+        x_ME = _load(x_ptr, pair_M, live_M, first, K, E).to(tl.float32)
+        share_ME = -x_ME * dx_ME
+        if a_ptr is not None:
+            k_ME = _load(k_ptr, pair_M, live_M, first, K, E).to(tl.float32)
+            share_ME -= k_ME * dk_ME
+            own_ME = tl.load(dqk_ptr + own_M).to(tl.float32)[:, None] * asks_ME
+            dk_ME += own_ME * bonus_1E
+            if bonus_ptr is not None:
+                dbonus_E += tl.sum(own_ME * k_ME, 0)
+            _store(dk_ptr, pair_M, live_M, dk_ME, first, K, E)
+        if (a_ptr is None) or (bonus_ptr is None):
+            own_ME = tl.load(dqx_ptr + own_M).to(tl.float32)[:, None] * asks_ME
+            dx_ME += own_ME * bonus_1E
+            if bonus_ptr is not None:
+                dbonus_E += tl.sum(own_ME * x_ME, 0)
+        _store(dx_ptr, pair_M, live_M, dx_ME, first, K, E)
+        if G > 0:
+            dg_MD = _onward(i + t, share_ME, later_E[None, :], G, PRECISION)
+            _store(dg_ptr, row_M, decay_M, dg_MD, block * D, WIDTH, D)
+            later_E += tl.sum(share_ME, 0)
+
+    # What goes through the end of the chunk belongs to the decays of all of its rows.
+    later_E = tl.zeros([E], tl.float32)
+    for at in range(0, V, E):
+        S_EE = _load_state(S_ptr, tile, at, first, K, V, E).to(tl.float32)
+        later_E += tl.sum(S_EE * _load_state(dS_ptr, tile, at, first, K, V, E).to(tl.float32), 0)
+    later_E = through_E + later_E * tl.exp2(total_E)
+
+    # Other threads of this program wrote what is read of the gradients of decays, hence the barrier.
+    tl.debug_barrier()
+    for later in range(C // M):
+        i = C - M - later * M
+        place = _place(tile, i + t, T, H, C, N)
+        row_M, pair_M, live_M, query_M, decay_M = place
+        c_ME = _sums_at(c_ptr, tile, i + t, first, C, K, G, E)
+
+        # 2a. Sums of left rows.
+        dq_ME = tl.zeros([M, E], tl.float32)
+        db_ME = dq_ME
+        for at in range(0, V, E):
+            S_EE = _load_state(S_ptr, tile, at, first, K, V, E)
+            dq_ME += _dot(_load(do_ptr, row_M, query_M, at, V, E).to(S_EE.dtype), S_EE)
+            if b_ptr is not None:
+                db_ME += _dot(_load_tile(dy_ptr, tile, i + t, at, C, V, E), S_EE)
+        dq_ME *= tl.exp2(c_ME)
+        db_ME *= tl.exp2(c_ME)
+        for step in range(i // M + LEVELS):
+            j, level = tl.minimum(step * M, i), tl.maximum(step - i // M, -1)
+            _, pair_j_M, live_j_M, _, _ = _place(tile, j + t, T, H, C, N)
+            left_ME, right_ME, weight_MM, seen_MM = _between(c_ptr, tile, i, j, level, first, C, K, G, E)
+            x_right_ME = _scaled(_load(x_ptr, pair_j_M, live_j_M, first, K, E), right_ME, q_ptr)
+            q_sum_ME = _dot(_gradient(dqx_ptr, tile, i, j, weight_MM, seen_MM, C), x_right_ME)
+            if b_ptr is not None:
+                b_sum_ME = _dot(_gradient(dbx_ptr, tile, i, j, weight_MM, seen_MM, C), x_right_ME)
+            if a_ptr is not None:
+                k_right_ME = _scaled(_load(k_ptr, pair_j_M, live_j_M, first, K, E), right_ME, q_ptr)
+                q_sum_ME += _dot(_gradient(dqk_ptr, tile, i, j, weight_MM, seen_MM, C), k_right_ME)
+                b_sum_ME += _dot(_gradient(dbk_ptr, tile, i, j, weight_MM, seen_MM, C), k_right_ME)
+            dq_ME += q_sum_ME * left_ME
+            if b_ptr is not None:
+                db_ME += b_sum_ME * left_ME
+
+        # 2b. Gradients of left rows.
+        own_M = (tile.to(tl.int64) * C + i + t) * C + i + t
+        q_ME, b_ME = _load_left(q_ptr, g_ptr, a_ptr, b_ptr, bonus_ptr, place, first, K, G, E)
+        share_ME, behind_ME = q_ME * dq_ME, tl.zeros([M, E], tl.float32)
         if bonus_ptr is not None:
-            dbonus_E = tl.sum(own_CE * k_CE, 0)
-    if (a_ptr is None) or (bonus_ptr is None):
-        own_CE = own_u_C[:, None] * q_CE
-        dq_CE += own_u_C[:, None] * bonus_1E * x_CE
-        dx_CE += own_CE * bonus_1E
+            behind_ME += share_ME
+        if b_ptr is not None:
+            share_ME += b_ME * db_ME
+        if a_ptr is not None:
+            behind_ME += b_ME * db_ME
+        before_ME = tl.exp2(-_load_g(g_ptr, row_M, decay_M, first, K, G, E))
         if bonus_ptr is not None:
-            dbonus_E = tl.sum(own_CE * x_CE, 0)
+            dq_ME *= before_ME
+        if a_ptr is not None:
+            k_ME = _load(k_ptr, pair_M, live_M, first, K, E).to(tl.float32)
+            dq_ME += tl.load(dqk_ptr + own_M).to(tl.float32)[:, None] * bonus_1E * k_ME
+        if (a_ptr is None) or (bonus_ptr is None):
+            x_ME = _load(x_ptr, pair_M, live_M, first, K, E).to(tl.float32)
+            dq_ME += tl.load(dqx_ptr + own_M).to(tl.float32)[:, None] * bonus_1E * x_ME
+        _store(dq_ptr, row_M, query_M, dq_ME, first, K, E)
+        if b_ptr is not None:
+            db_ME *= -1.0 if a_ptr is None else before_ME
+            _store(db_ptr, pair_M, live_M, db_ME, first, K, E)
+
+        # 2c. Decays.
+        if G > 0:
+            dg_MD = _onward(i + t, share_ME, later_E[None, :] - behind_ME, G, PRECISION)
+            dg_MD += _load(dg_ptr, row_M, decay_M, block * D, WIDTH, D)
+            g_MD = _load_g(g_ptr, row_M, decay_M, first, K, G, E)
+            _store(dg_ptr, row_M, decay_M, tl.where(g_MD > STRONGEST, dg_MD, 0.0), block * D, WIDTH, D)
+            later_E += tl.sum(share_ME, 0)
+
     if bonus_ptr is not None:
         e = first + tl.arange(0, E)
         tl.store(dbonus_ptr + tile.to(tl.int64) * K + e, dbonus_E, e < K)
-    _store(dq_ptr, row_C, query_C, dq_CE, first, K, E)
-    if b_ptr is not None:
-        db_CE *= -1.0 if a_ptr is None else tl.exp(-g_CE)
-        _store(db_ptr, pair_C, live_C, db_CE, first, K, E)
-    if a_ptr is not None:
-        _store(da_ptr, pair_C, live_C, dx_CE, first, K, E)
-        _store(dk_ptr, pair_C, live_C, dk_CE, first, K, E)
-    else:
-        _store(dk_ptr, pair_C, live_C, dx_CE, first, K, E)
 
 
 def matrix_chunks_method(dtype: torch.dtype) -> Method:
@@ -830,7 +984,7 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
     def forward(*tensors: Tensor | None) -> tuple[Tensors, Tensors]:
         given = contiguous(*tensors)
         q, _, v = given[:3]
-        sizes, levels, parts = _within(given)
+        sizes, levels, parts = _parts(given)
 
         # States.
         S = q.new_empty(len(parts["q_in"]), v.shape[-1], q.shape[-1])
@@ -850,9 +1004,8 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
         (do,), given = contiguous(*gradients), contiguous(*tensors)
         q, _, v, g, a, b, bonus = given
         *solved, S = saved
-        sizes, levels, parts = _within(given, *solved)
+        sizes, levels, parts = _parts(given, *solved)
         tiles, K = S.shape[0], q.shape[-1]
-        blocks = triton.cdiv(K, BLOCK)
 
         # States.
         dS, du = torch.empty_like(S), None if b is None else torch.empty_like(parts["u"])
@@ -863,20 +1016,20 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
         # Values and products.
         found: list[Any] = [y if y is None else torch.empty_like(y) for y in given]
         products = [None if y is None else torch.empty_like(parts["qx"]) for y in (q, b, a, a)]
-        settings = {**sizes, "E": BLOCK, **PRODUCTS}
+        settings = {**sizes, "E": BLOCK, **PRODUCTS_BWD}
         used = [parts[name] for name in ("x_out", "k_out", "qx", "qk", "bk", "inverse", "u")]
         chunks_products_bwd_kernel[(tiles,)](v, *used, do, du, dS, found[2], *products, **settings)
 
         # Rows.
+        settings = {**sizes, **levels, "sequences": q.shape[1], **ROWS_BWD}
+        blocks = triton.cdiv(K, settings["E"])
         scalar = g is not None and g.shape[-1] == 1
         if scalar:
             found[3] = g.new_empty(*g.shape[:-1], blocks)
         if bonus is not None:
             found[6] = bonus.new_empty(tiles, K)
-        warps = 8 if levels["G"] > 1 else 4
-        settings = {**sizes, **levels, "E": BLOCK, "sequences": q.shape[1], "num_warps": warps, **ROWS}
         written = *found[:2], *found[3:]
-        chunks_rows_bwd_kernel[(tiles, blocks)](
+        chunks_rows_bwd_kernel[(tiles * blocks,)](
             *given, parts["c"], parts["u"], S, do, du, dS, *products, *written, **settings
         )
 
@@ -890,36 +1043,46 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
     return Method(forward, backward)
 
 
-def _within(given: tuple[Any, ...], *solved: Tensor) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return sizes of all launches, settings of products, and the parts that ``within`` writes.
+def _parts(given: tuple[Any, ...], *solved: Tensor) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return sizes of all launches, settings of products, and the parts that are computed for all chunks at once.
 
     With b, the backward pass has ``solved`` two of them, X and U.
     """
-    q, _, v, g, a, b, _ = given
+    q, k, v, g, a, b, bonus = given
     _, B, T, H, K = q.shape
     V, N = v.shape[-1], v.shape[2] // T
     tiles = q.shape[:2].numel() * H * triton.cdiv(T * N, CHUNK)
     G = 0 if g is None else g.shape[-1]
     sizes = {"T": T, "H": H, "K": K, "V": V, "N": N, "C": CHUNK}
-    levels = {
-        "G": G,
-        "LEVELS": 1 if G <= 1 else (CHUNK // NEAR.value).bit_length(),
-        "PRECISION": "tf32" if q.dtype == torch.bfloat16 else "tf32x3",
-    }
+    precision = "tf32" if q.dtype == torch.bfloat16 else "tf32x3"
+    levels = {"G": G, "LEVELS": 2 if G > 1 else 1, "PRECISION": precision}
 
     # Parts of each chunk.
-    widths = dict.fromkeys(("q_in", "x_out", "k_out", "w"), K) | {"u": V}
+    widths = dict.fromkeys(("q_in", "b_in", "x_out", "k_out", "w"), K) | {"u": V}
     widths |= dict.fromkeys(("qx", "qk", "bk", "inverse"), CHUNK)
     absent = {"k_out", "qk", "bk"} if a is None else set()
-    absent |= {"inverse", "w", "u"} if b is None else {"inverse", "u"} if solved else set()
+    absent |= {"b_in", "inverse", "w", "u"} if b is None else {"inverse", "u"} if solved else set()
     parts = {
         "c": None if g is None else g.new_empty(tiles, CHUNK, G),
+        "bx": None if b is None or solved else q.new_empty(tiles, CHUNK, CHUNK, dtype=torch.float32),
         **{name: None if name in absent else q.new_empty(tiles, CHUNK, width) for name, width in widths.items()},
     }
     parts |= dict(zip(("inverse", "u"), solved, strict=False))
-    settings = {**sizes, **levels, "E": BLOCK, "sequences": B, "SOLVED": bool(solved), **WITHIN}
-    names = "c", "q_in", "x_out", "k_out", "qx", "qk", "bk", "inverse", "w", "u"
-    chunks_within_kernel[(tiles,)](*given, *(parts[name] for name in names), **settings)
+
+    # Kernels.
+    settings = {"T": T, "H": H, "K": K, "G": G, "N": N, "C": CHUNK}
+    used = [parts[name] for name in ("c", "q_in", "b_in", "x_out", "k_out")]
+    blocks = (tiles, triton.cdiv(K, BLOCK))
+    chunks_ends_kernel[blocks](q, k, g, a, b, bonus, *used, **settings, E=BLOCK, **ENDS)
+
+    used = [parts[name] for name in ("c", "qx", "bx", "qk", "bk")]
+    E = max(M.value, triton.next_power_of_2(K))
+    settings |= {"sequences": B, "E": E, "LEVELS": levels["LEVELS"], "num_warps": max(1, E // BLOCK), **PRODUCTS}
+    chunks_products_kernel[(tiles * (CHUNK // M.value),)](q, k, g, a, b, bonus, *used, **settings)
+
+    if b is not None:
+        used = [parts[name] for name in ("b_in", "bx", "bk", "inverse", "w", "u")]
+        chunks_solve_kernel[(tiles,)](v, *used, **sizes, E=BLOCK, PRECISION=precision, **SOLVE)
     return sizes, levels, parts
 
 
