@@ -59,9 +59,9 @@ class LinearAttention(MixerLayer):
     def mix(self, x_BTD: Tensor) -> Tensor:
         position_T1 = torch.arange(x_BTD.shape[1], device=x_BTD.device)[:, None]
         q_BTHK, k_BTHK, v_BTHK = self._project(x_BTD, position_T1)
-        # The queries' gradients through the sum and through its normaliser nearly cancel, so bfloat16 is too coarse.
-        a_BTHK = matrix_recurrence(q_BTHK, k_BTHK, v_BTHK, outputs=torch.float32)
-        return self.out(normalised(a_BTHK, q_BTHK, k_BTHK.cumsum(1)).flatten(2))
+        q_BTHK = normalised(q_BTHK, k_BTHK.cumsum(1))
+        # The queries' gradient nearly cancels in the division, so that bfloat16 is too coarse for it.
+        return self.out(matrix_recurrence(q_BTHK, k_BTHK, v_BTHK, queries=torch.float32).flatten(2))
 
     def init_state(self, batch: int) -> State:
         heads, weight = self.config.heads, self.q.weight
@@ -72,11 +72,11 @@ class LinearAttention(MixerLayer):
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         q_BHK, k_BHK, v_BHK = self._project(x_BD, state["position"])
 
-        a_BHK, S_BHKK = matrix_step(state["S"], q_BHK, k_BHK, v_BHK)
         sum_BHK = state["k"] + k_BHK
+        o_BHK, S_BHKK = matrix_step(state["S"], normalised(q_BHK, sum_BHK), k_BHK, v_BHK)
 
         after = {"S": S_BHKK, "k": sum_BHK, "position": state["position"] + 1}
-        return self.out(normalised(a_BHK, q_BHK, sum_BHK).flatten(1)), after
+        return self.out(o_BHK.flatten(1)), after
 
     def _project(self, x: Tensor, position: Tensor) -> list[Tensor]:
         """Return features of queries and keys, and values (..., H, K).
@@ -98,6 +98,9 @@ def features(y: Tensor) -> Tensor:
     return torch.where(y > 0, y + 1, y.clamp(max=0).exp())
 
 
-def normalised(a: Tensor, q: Tensor, k_sum: Tensor) -> Tensor:
-    """Return outputs (..., H, K) divided by the sum of their weights, which may be 0 if all features underflow."""
-    return a / (q * k_sum).sum(-1, keepdim=True).clamp(min=1e-6)
+def normalised(q: Tensor, k_sum: Tensor) -> Tensor:
+    """Return queries (..., H, K) divided by the sum of their weights, which may be 0 if all features underflow.
+
+    If the outputs were divided, their rounding and that of their gradients would not cancel in the queries' gradient.
+    """
+    return q / (q * k_sum).sum(-1, keepdim=True).clamp(min=1e-6)

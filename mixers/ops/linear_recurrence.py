@@ -41,7 +41,7 @@ def matrix_recurrence(
     b_BTHK: Tensor | None = None,
     bonus_HK: Tensor | None = None,
     *,
-    outputs: torch.dtype = torch.bfloat16,
+    queries: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     """Return the outputs o (B, T, H, V) from a state of zeros: at least float32 unless our kernels compute them.
 
@@ -54,8 +54,8 @@ def matrix_recurrence(
         a_BTHK: left factors of the rank-one part of the transition, if any; only with ``b_BTHK``.
         b_BTHK: right factors; without left ones, those of the second form above.
         bonus_HK: if given, o_t = q_t^T (S_{t-1} + diag(bonus) k_t v_t^T) in place of q_t^T S_t (RWKV-6).
-        outputs: type of the outputs of our kernels, and of their gradients; with values of 64 channels and one decay
-            or none, bfloat16.
+        queries: type in which our kernels read the queries and write their gradient; those of ``matrix_chunks`` take
+            bfloat16.
     """
     if runs_fused(q_BTHK):
         from mixers.ops.kernels.chunked_recurrence import VALUES, chunked_recurrence_method
@@ -63,7 +63,7 @@ def matrix_recurrence(
         from mixers.ops.kernels.matrix_chunks import fits_chunks, matrix_chunks_method
 
         if fits_chunks(q_BTHK.shape[-1], v_BTHV.shape[-1]):
-            q, k, v = q_BTHK.bfloat16(), k_BTHK.bfloat16(), v_BTHV.bfloat16()
+            q, k, v = q_BTHK.to(queries), k_BTHK.bfloat16(), v_BTHV.bfloat16()
             a, b = (None if y is None else y.bfloat16() for y in (a_BTHK, b_BTHK))
             g, bonus = at_least_float32(g_BTHK), at_least_float32(bonus_HK)
 
@@ -73,8 +73,9 @@ def matrix_recurrence(
                 g = None if g is None else g.clamp(min=STRONGEST)
                 return over_runs(chunked_recurrence_method(torch.bfloat16), q, k, v, g)[0]
             q, k = (y.expand(*y.shape[:2], v.shape[2], -1) for y in (q, k))
-            method = recurrence_method if narrow and k.shape[1] < MANY else matrix_chunks_method
-            return over_runs(method(outputs), q, k, v, g, a, b, bonus)[0]
+            if narrow and k.shape[1] < MANY:
+                return over_runs(recurrence_method(torch.bfloat16), q, k, v, g, a, b, bonus)[0]
+            return over_runs(matrix_chunks_method(torch.bfloat16), q.bfloat16(), k, v, g, a, b, bonus)[0]
 
     g_BTHK = None if g_BTHK is None else g_BTHK.clamp(min=STRONGEST)
     tensors = (q_BTHK, k_BTHK, v_BTHV, g_BTHK, a_BTHK, b_BTHK, bonus_HK)

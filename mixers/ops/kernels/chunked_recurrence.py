@@ -167,7 +167,7 @@ def chunked_fwd_kernel(
         live_C = t < T
         row_C = (sequence * T + t) * H + head
         keys_C = sequence * T + t
-        q_CI = _load_keys(q_ptr, keys_C, q_row, head, live_C, M, K, I)
+        q_CI = _load_keys(q_ptr, keys_C, q_row, head, live_C, M, K, I).to(k_ptr.dtype.element_ty)
         k_CI = _load_keys(k_ptr, keys_C, k_row, head, live_C, M, K, I)
         v_CJ = _load_values(v_ptr, row_C, keys_C, v_row, head, live_C, H, V, J)
         between_CC, from_start_C, to_end_C, whole = _decays(g_ptr, i_ptr, row_C, live_C, C, G)
@@ -250,7 +250,7 @@ def chunked_query_bwd_kernel(
         dq_CI = tl.dot(dw_CC.to(k_CI.dtype), k_CI, dq_CI, input_precision="ieee")
         _store(dq_ptr, row_C, live_C, dq_CI, K, I)
         if G > 0:
-            q_CI = _load_keys(q_ptr, keys_C, q_row, head, live_C, M, K, I).to(tl.float32)
+            q_CI = _load_keys(q_ptr, keys_C, q_row, head, live_C, M, K, I).to(k_ptr.dtype.element_ty).to(tl.float32)
             tl.store(share_ptr + row_C, tl.sum(q_CI * dq_CI, 1), live_C)
 
         # 2c. State.
@@ -312,7 +312,7 @@ def chunked_pair_bwd_kernel(
         live_C = t < T
         row_C = (sequence * T + t) * H + head
         keys_C = sequence * T + t
-        q_CI = _load_keys(q_ptr, keys_C, q_row, head, live_C, M, K, I)
+        q_CI = _load_keys(q_ptr, keys_C, q_row, head, live_C, M, K, I).to(k_ptr.dtype.element_ty)
         k_CI = _load_keys(k_ptr, keys_C, k_row, head, live_C, M, K, I)
         v_CJ = _load_values(v_ptr, row_C, keys_C, v_row, head, live_C, H, V, J)
         do_CJ = _load(do_ptr, row_C, live_C, V, J)
@@ -352,9 +352,9 @@ def chunked_pair_bwd_kernel(
 def chunked_recurrence_method(dtype: torch.dtype, weighted: bool = False) -> Method:
     """``mixers.ops.linear_recurrence.matrix_recurrence`` with at most one decay per head, and outputs in ``dtype``.
 
-    Tensors: q, k (R, B, T, H or 1, K) and v (R, B, T, H, V) in ``dtype``; g (R, B, T, H, 1) float32, or None. A
-    weighted method also takes log weights (R, B, T, H, 1) float32, and also returns the sums of weights, as
-    ``weighted_recurrence``.
+    Tensors: q, k (R, B, T, H or 1, K) and v (R, B, T, H, V) in ``dtype``; g (R, B, T, H, 1) float32, or None. Queries
+    may be float32, which is the type of their gradient, too; products round them to ``dtype``. A weighted method also
+    takes log weights (R, B, T, H, 1) float32, and also returns the sums of weights, as ``weighted_recurrence``.
     """
 
     def forward(*tensors: Any) -> tuple[Tensors, Tensors]:
@@ -369,7 +369,7 @@ def chunked_recurrence_method(dtype: torch.dtype, weighted: bool = False) -> Met
         do, dn = contiguous(*gradients) if weighted else (*contiguous(*gradients), None)
         v, g, i = given[2:]
         shared = tensors[0].shape[3] < tensors[2].shape[3]
-        dq, dk = (v.new_empty(*tensors[2].shape[:-1], settings["K"]) for _ in range(2))
+        dq, dk = (v.new_empty(*tensors[2].shape[:-1], settings["K"], dtype=y.dtype) for y in tensors[:2])
         dv = v.new_empty(tensors[2].shape)
         dg, share, di = (None if y is None else torch.empty_like(y) for y in (g, g, i))
         chunked_query_bwd_kernel[grid](*given, do, dn, dq, share, **settings)

@@ -120,16 +120,16 @@ def test_interpreted(kind: str, shape: tuple[int, int, int, int]) -> None:
 
 
 @interpreted
-def test_rows_in_bfloat16_with_outputs_in_float32() -> None:
-    """At one position o = (q . k) v. The gradient of o, which bfloat16 would round to ones, does not cancel."""
-    q, k = torch.rand(2, 2, 1, 1, 2, generator=torch.Generator().manual_seed(0)).bfloat16()
-    v = torch.tensor([1, -1]).bfloat16().expand_as(q)
-    o = over_runs(recurrence_method(torch.float32), q.requires_grad_(), k, v, None, None, None, None)[0]
-    assert o.dtype == torch.float32
-    torch.testing.assert_close(o, (q.float() * k.float()).sum(-1, keepdim=True) * v.float())
+@pytest.mark.parametrize("kernels", [recurrence_method, chunked_recurrence_method])
+def test_queries_in_float32_beside_rows_of_16_bits(kernels: Callable[..., Method]) -> None:
+    """Their gradient is in float32, too. At the second position it is the sum of both keys, here 1 + 2^-12."""
+    q_BTHK, k_BTHK = torch.ones(1, 2, 1, 1), torch.tensor([1, 2**-12]).half().view(1, 2, 1, 1)
+    absent = [None] * (4 if kernels is recurrence_method else 1)
+    o_BTHV = over_runs(kernels(torch.float16), q_BTHK.requires_grad_(), k_BTHK, torch.ones_like(k_BTHK), *absent)[0]
+    assert o_BTHV.dtype == torch.float16
 
-    (dq,) = torch.autograd.grad(o, q, torch.tensor([1 + 2**-12, 1]).expand_as(o))
-    torch.testing.assert_close(dq, k * 2**-12)
+    (dq_BTHK,) = torch.autograd.grad(o_BTHV.sum(), q_BTHK)
+    torch.testing.assert_close(dq_BTHK, k_BTHK.float().cumsum(1), rtol=0, atol=0)
 
 
 CHUNKED = [
