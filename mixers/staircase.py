@@ -1,16 +1,19 @@
 """The Staircase Transformer."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from mixers.attention_layer import AttentionLayer
-from mixers.base import NO_RECURRENCE, Shape, State
+from mixers.base import NO_RECURRENCE, Shape, State, hooked
 from mixers.deep import DeepLayer, TransformerStack
 from mixers.ops.loops import loop_of
+from mixers.ops.numerics import runs_fused
+from mixers.ops.runs import over_runs
 from mixers.parts import check_at_least
+from mixers.transformer import Transformer
 
 
 class Staircase(DeepLayer):
@@ -61,6 +64,18 @@ class Staircase(DeepLayer):
         self.stack = TransformerStack(config, shape)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        if self.shape.mlp_width and runs_fused(x_BTD) and not any(map(hooked, self.modules())):
+            from mixers.ops.kernels.attention import fits_attention
+            from mixers.ops.kernels.layer_loop import rounded_maps
+            from mixers.ops.kernels.projection import fits_project
+            from mixers.ops.kernels.staircase_loop import staircase_loop_method
+
+            width, heads, scale = self.shape.width, self.config.heads, self.shape.residual_scale
+            if not fits_project(width) and fits_attention(width, heads):
+                blocks = [cast(Transformer, block) for block in self.stack.blocks]
+                layers = [y for block in blocks for y in (*block.weights(), *rounded_maps(block.weights(), scale))]
+                method = staircase_loop_method(heads, self.config.chunk, self.config.steps, scale)
+                return over_runs(method, x_BTD, blocks[0].slopes_H.float(), *layers)[0]
         return loop_of(self, (self.config, self.shape), self._by_chunks, x_BTD)
 
     def _by_chunks(self, x_BTD: Tensor) -> Tensor:

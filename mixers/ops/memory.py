@@ -52,25 +52,23 @@ def memory_attention(
     width, hidden = weights.down_DF.shape
     if k_BTD.shape[1] > keys - tokens and runs_fused(memory_BMD):
         from mixers.ops.kernels.block_attention import fits_block_attention
+        from mixers.ops.kernels.layer_loop import rounded_maps
         from mixers.ops.kernels.memory import fits_memory, memory_attention_method
         from mixers.ops.kernels.memory_loop import memory_loop_method
 
         # Weights and biases as the kernels want them; made here, so that a compiled step does it once.
         bias_JCH, bias_JMH = (y.float().permute(2, 1, 0).contiguous() for y in biases)
-        inputs = [weights.wq_DD.detach(), weights.wk_DD.detach(), weights.wv_DD.detach()]
-        out_DD, up_FD, down_DF = weights.wo_DD.detach(), weights.up_FD.detach(), weights.down_DF.detach()
         if fits_memory(width, heads, hidden, tokens):
-            w = torch.cat([y.bfloat16().flatten() for y in (*inputs, out_DD, up_FD, down_DF)])
+            matrices = weights.wq_DD, weights.wk_DD, weights.wv_DD, weights.wo_DD, weights.up_FD, weights.down_DF
+            w = torch.cat([y.detach().bfloat16().flatten() for y in matrices])
             method = memory_attention_method(heads, scale, earlier)
             constants = bias_JCH, bias_JMH, memory_norm_D
             return over_runs(method, q_BTD, k_BTD, v_BTD, memory_BMD, *constants, *weights, w)[0]
 
         if fits_block_attention(width, heads):
-            low = (y.bfloat16() for y in (torch.stack(inputs), scale * out_DD, up_FD, scale * down_DF))
+            method, layer = memory_loop_method(heads, scale), (*weights, *rounded_maps(weights, scale))
             rows = k_BTD, v_BTD, memory_BMD.bfloat16()
-            keys, values = over_runs(memory_loop_method(heads, scale), *rows, bias_JMH, memory_norm_D, *weights, *low)[
-                0
-            ]
+            keys, values = over_runs(method, *rows, bias_JMH, memory_norm_D, *layer)[0]
             return block_attention(q_BTD, k_BTD, v_BTD, (keys, values), bias_HCJ, earlier)
 
     memory = loop(

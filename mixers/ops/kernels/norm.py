@@ -104,10 +104,8 @@ def rms_norm_method(dtype: torch.dtype, branching: bool = False) -> Method:
     """
 
     def forward(x: Tensor, gain: Tensor) -> tuple[Tensors, Tensors]:
-        x, gain = x.contiguous(), gain.contiguous()
-        y = torch.empty_like(x, dtype=dtype)
-        rows, tile = rows_of(x), _tile(x.shape[-1])
-        norm_fwd_kernel[triton.cdiv(rows, tile["M"]), len(x)](x, gain, y, rows, **tile)
+        x = x.contiguous()
+        y = normed(x, gain, dtype)
         return (y, x) if branching else (y,), ()
 
     def backward(gradients: Tensors, tensors: Tensors, outputs: Tensors, saved: Tensors) -> Optionals:
@@ -115,6 +113,15 @@ def rms_norm_method(dtype: torch.dtype, branching: bool = False) -> Method:
         return dx, group_sum(dgain)
 
     return Method(forward, backward, outputs=2 if branching else 1)
+
+
+def normed(x: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
+    """``gain * x / rms(x)`` in ``dtype``."""
+    x, gain = x.contiguous(), gain.contiguous()
+    y = torch.empty_like(x, dtype=dtype)
+    rows, tile = rows_of(x), _tile(x.shape[-1])
+    norm_fwd_kernel[triton.cdiv(rows, tile["M"]), len(x)](x, gain, y, rows, **tile)
+    return y
 
 
 def norm_gradients(x: Tensor, gain: Tensor, dy: Tensor, rest: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -146,8 +146,8 @@ def train_in_parallel(rank: int, store: str) -> None:
 @pytest.mark.parametrize("name", ["lstm", "slstm", "m2rnn", "rmt", "transformer-fam", "staircase"])
 def test_replayed_loops_compute_what_launched_ones_do(name: str, checkpointed: bool, replays: replay.Replays) -> None:
     torch.manual_seed(0)
-    wide = {"slstm": {"heads": 1}, "m2rnn": {"heads": 4}}  # for which there are no kernels
-    layer = build(name, width=512, **wide.get(name, {})).cuda()
+    heads = {"lstm": {}, "slstm": {"heads": 1}, "m2rnn": {"heads": 4}}.get(name, {"heads": 128})  # without kernels
+    layer = build(name, width=512, **heads).cuda()
     parameters, inputs = [*layer.parameters()], torch.randn(2, 2, 64, 512, device="cuda")
     with methods_met() as met:
         passes = [outcome(layer, x, parameters, checkpointed) for x in (*inputs, *inputs, *inputs)]

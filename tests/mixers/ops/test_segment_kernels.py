@@ -3,7 +3,7 @@
 Outputs and every gradient are compared.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,25 +11,29 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 triton = pytest.importorskip("triton")
 
-from mixers.ops.attention import forgetting_mean  # noqa: E402
+from mixers.base import Shape  # noqa: E402
+from mixers.ops.attention import alibi_slopes, forgetting_mean  # noqa: E402
 from mixers.ops.block_attention import block_attention  # noqa: E402
 from mixers.ops.kernels.attention import forgetting_attention_method  # noqa: E402
 from mixers.ops.kernels.block_attention import block_attention_method  # noqa: E402
+from mixers.ops.kernels.layer_loop import rounded_maps  # noqa: E402
 from mixers.ops.kernels.memory import fits_memory, memory_attention_method  # noqa: E402
 from mixers.ops.kernels.memory_loop import memory_loop_method  # noqa: E402
 from mixers.ops.kernels.path_attention import path_attention_method  # noqa: E402
 from mixers.ops.kernels.relative_attention import relative_attention_method  # noqa: E402
+from mixers.ops.kernels.staircase_loop import staircase_loop_method  # noqa: E402
 from mixers.ops.memory import _memory_pairs, memory_attention  # noqa: E402
 from mixers.ops.method import Method  # noqa: E402
 from mixers.ops.path_attention import path_logits  # noqa: E402
 from mixers.ops.relative_attention import relative_attention  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from mixers.ops.weights import LayerWeights  # noqa: E402
+from mixers.staircase import Staircase  # noqa: E402
 from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
 from tests.mixers.errors import errors  # noqa: E402
 from tests.mixers.runs import check_repeats  # noqa: E402
@@ -198,13 +202,53 @@ def loop_case(R: int, B: int, T: int, D: int, H: int, F: int, *, tokens: int, si
         return torch.stack(_memory_pairs(0.5, k, v, memory, bias_HMJ, output_norm, *weights))
 
     def whole(k: Tensor, v: Tensor, memory: Tensor, *parameters: Tensor) -> list[Tensor | None]:
-        output_norm, w = fields(*parameters)
-        low = torch.stack([w.wq_DD, w.wk_DD, w.wv_DD], 1), 0.5 * w.wo_DD, w.up_FD, 0.5 * w.down_DF
+        output_norm, weights = fields(*parameters)
         bias = bias_HMJ.float().permute(2, 1, 0)[None]
-        return [k, v, memory, bias, output_norm, *w, *(y.to(k.dtype) for y in low)]
+        return [k, v, memory, bias, output_norm, *weights, *rounded_maps(weights, 0.5, k.dtype)]
 
     rows = [draw(R, B, T, D), draw(R, B, T, D), draw(R, B, tokens, D)]
     return Case(plain, with_constants(memory_loop_method(H, 0.5), whole), rows, parameters)
+
+
+NAMES = (
+    *("attention_norm.gain", "q.weight", "k.weight", "v.weight", "q_norm.gain", "k_norm.gain", "out.weight"),
+    *("mlp_norm.gain", "mlp.up.weight", "mlp.down.weight"),
+)
+"""Parameters of a Transformer layer in the order of ``LayerWeights``."""
+
+
+def staircase_case(
+    R: int, B: int, T: int, D: int, H: int, F: int, *, chunk: int, steps: int, layers: int = 1, normed: bool = True
+) -> Case:
+    draw = Draw(R, B, T, D, H, F, chunk, steps)
+    config = Staircase.Config(heads=H, chunk=chunk, steps=steps, qk_norm=normed)
+    module = Staircase(config, Shape(width=D, mlp_width=F, layers=layers)).double().to(DEVICE)
+    parts, fields = zip(*(layer_of(draw, R, D, F, normed) for _ in range(layers)), strict=True)
+    parameters = [y for _, *part in parts for y in part]  # without the norm of outputs
+
+    def weights_of(parameters: Sequence[Tensor]) -> list[LayerWeights]:
+        size = len(parameters) // layers
+        each = [parameters[n : n + size] for n in range(0, len(parameters), size)]
+        return [of(part[0], *part)[1] for of, part in zip(fields, each, strict=True)]
+
+    def plain(x: Tensor, *parameters: Tensor) -> Tensor:
+        given = {
+            f"stack.blocks.{n}.{name}": y
+            for n, weights in enumerate(weights_of(parameters))
+            for name, y in zip(NAMES, weights, strict=True)
+            if y is not None
+        }
+        z: Tensor = functional_call(module, given, (x,))
+        return z
+
+    def whole(x: Tensor, *parameters: Tensor) -> list[Tensor | None]:
+        scale, each = module.shape.residual_scale, weights_of(parameters)
+        maps = (rounded_maps(weights, scale, x.dtype) for weights in each)
+        tensors = (y for weights, own in zip(each, maps, strict=True) for y in (*weights, *own))
+        return [x, alibi_slopes(H).to(DEVICE)[None], *tensors]
+
+    method = staircase_loop_method(H, chunk, steps, module.shape.residual_scale)
+    return Case(plain, with_constants(method, whole), [draw(R, B, T, D)], parameters)
 
 
 SMALL = {
@@ -228,6 +272,9 @@ SMALL = {
     "memory-many-tokens": partial(memory_case, 1, 2, 22, 32, 1, 64, tokens=16, size=11),
     "loop": partial(loop_case, 2, 3, 11, 24, 3, 40, tokens=3, size=4),
     "loop-one-token": partial(loop_case, 1, 2, 8, 16, 1, 16, tokens=1, size=2, normed=False),
+    "staircase": partial(staircase_case, 2, 2, 11, 48, 3, 40, chunk=3, steps=3),
+    "staircase-two-layers": partial(staircase_case, 1, 3, 8, 16, 2, 24, chunk=2, steps=2, layers=2, normed=False),
+    "staircase-one-chunk": partial(staircase_case, 1, 1, 3, 64, 1, 16, chunk=4, steps=2),
 }
 LARGE = {
     "forgetting-8": partial(forgetting_case, 3, 8, 100, 128, 16),
@@ -252,6 +299,8 @@ LARGE = {
     "memory-64": partial(memory_case, 1, 2, 256, 128, 2, 512, tokens=16, size=100),
     "loop-64": partial(loop_case, 1, 8, 100, 1024, 16, 4096, tokens=4, size=8),
     "loop-of-many-runs": partial(loop_case, 5, 3, 30, 192, 12, 320, tokens=3, size=8, normed=False),
+    "staircase-64": partial(staircase_case, 1, 8, 100, 1024, 16, 4096, chunk=16, steps=4),
+    "staircase-of-many-runs": partial(staircase_case, 5, 3, 30, 192, 12, 320, chunk=8, steps=3, layers=2, normed=False),
 }
 
 
@@ -321,8 +370,9 @@ def test_bfloat16_is_as_exact_as_plain_pytorch(name: str) -> None:
     want = exact(case)
     rows, parameters = [y.bfloat16() for y in case.rows], [y.float() for y in case.parameters]
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("relative_attention", "block_attention", "memory", "projection", "mlp", "norm"):
-            patch.setattr(f"mixers.ops.{module}.runs_fused", lambda x: False)
+        operations = "relative_attention", "attention", "block_attention", "memory", "projection", "mlp", "norm"
+        for module in ("mixers.staircase", *(f"mixers.ops.{operation}" for operation in operations)):
+            patch.setattr(f"{module}.runs_fused", lambda x: False)
         plain = errors(results(autocast, rows, parameters), want)
     for i, (ours, theirs) in enumerate(zip(errors(fused(case, torch.bfloat16), want), plain, strict=True)):
         assert ours <= 1.5 * theirs + 1e-6, (i, ours, theirs)
