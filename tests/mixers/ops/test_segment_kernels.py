@@ -245,8 +245,9 @@ def staircase_case(
         scale, each = module.shape.residual_scale, weights_of(parameters)
         maps = (rounded_maps(weights, scale, x.dtype) for weights in each)
         tensors = (y for weights, own in zip(each, maps, strict=True) for y in (*weights, *own))
-        return [x, alibi_slopes(H).to(DEVICE)[None], *tensors]
+        return [x, slopes, *tensors]
 
+    slopes = alibi_slopes(H).to(DEVICE)[None]
     method = staircase_loop_method(H, chunk, steps, module.shape.residual_scale)
     return Case(plain, with_constants(method, whole), [draw(R, B, T, D)], parameters)
 
