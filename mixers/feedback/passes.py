@@ -37,6 +37,7 @@ from mixers.feedback.kernels import (
     query_bwd_kernel,
     query_norm_bwd_kernel,
 )
+from mixers.ops.ahead import repeated
 from mixers.ops.method import Method, Optionals, Recipe, Tensors
 from mixers.rt.past_kernels import past_bwd_kernel
 from mixers.rt.wavefront.backward_kernels import add_norm_bwd_kernel, gelu_bwd_kernel
@@ -225,7 +226,7 @@ class _Forward(_Pass):
         self.add_norm(kept.h[0], None, None, kept.n_x[0], kept.r_x[0], rows)
         product(kept.n_x[0], self.wq[0].mT, out=kept.raw[0])
 
-        for t in range(self.T):
+        for t in repeated(range(self.T)):
             for layer in range(self.L):
                 self.compute_layer(layer, t)
             self.remember(t)
@@ -329,9 +330,9 @@ class _Backward(_Pass):
         for layer in range(self.L):
             product(self.kept.n_u[layer], self.up[layer].mT, out=self.hidden[layer])
 
-        for start in reversed(range(0, self.T, CHUNK)):
+        for start in repeated(range(0, self.T, CHUNK)[::-1]):
             self.pull_past(start)
-            for t in reversed(range(start, min(start + CHUNK, self.T))):
+            for t in repeated(range(start, min(start + CHUNK, self.T))[::-1]):
                 self.forget(t, start)
                 for layer in reversed(range(self.L)):
                     self.compute_layer(layer, t)

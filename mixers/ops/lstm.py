@@ -22,9 +22,10 @@ def lstm(inputs_BTG: Tensor, recurrent_GD: Tensor, bias_G: Tensor) -> Tensor:
     """
     if runs_fused(inputs_BTG):
         from mixers.ops.kernels.lstm import fits_lstm, lstm_method
+        from mixers.ops.kernels.lstm_loop import lstm_loop_method
 
-        if fits_lstm(recurrent_GD.shape[1]):
-            return over_runs(lstm_method(torch.bfloat16), inputs_BTG, recurrent_GD, bias_G)[0]
+        method = lstm_method if fits_lstm(recurrent_GD.shape[1]) else lstm_loop_method
+        return over_runs(method(torch.bfloat16), inputs_BTG, recurrent_GD, bias_G)[0]
 
     return loop("lstm", _by_positions, inputs_BTG, recurrent_GD, bias_G)[0]
 

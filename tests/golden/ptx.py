@@ -69,6 +69,7 @@ def models() -> Iterator[tuple[str, dict[str, Any], int, int]]:
         yield "rt", {"block": block}, 512, 16
     for mixer in ("kda", "rwkv7"):
         yield mixer, {}, 128, MANY
+    yield "lstm", {}, 96, 64
 
 
 def train(mixer: str, options: dict[str, Any], width: int, positions: int) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mixers.ops.ahead import repeated
+
 CHUNK = 16
 """Number of positions of a chunk; a group has one or several chunks."""
 
@@ -72,12 +74,14 @@ class Schedule:
     def waves(self) -> Iterator[Wave]:
         """Waves in the order of the forward."""
         if not self.skew:
-            for base in range(0, self.length, self.group):
+            for base in repeated(range(0, self.length, self.group)):
                 yield Wave(0, self.layers, base)
             return
 
-        groups = self.length // self.group
-        for wave in range(groups + self.layers - 1):
+        # Waves of the most layers; before them they become more, and after them fewer.
+        groups, others = self.length // self.group, self.most - 1
+        last = groups + self.layers - 1
+        for wave in (*range(others), *repeated(range(others, last - others)), *range(last - others, last)):
             lo = max(0, wave + 1 - groups)
             yield Wave(lo, min(self.layers, wave + 1), (wave - lo) * self.group)
 

@@ -15,6 +15,7 @@ from mixers import MIXERS  # noqa: E402
 from mixers.base import Shape  # noqa: E402
 from mixers.ops.kernels import lstm as pinning  # noqa: E402
 from mixers.ops.kernels.lstm import lstm_method  # noqa: E402
+from mixers.ops.kernels.lstm_loop import lstm_loop_method  # noqa: E402
 from mixers.ops.kernels.m2rnn import m2rnn_method  # noqa: E402
 from mixers.ops.kernels.slstm import slstm_method  # noqa: E402
 from mixers.ops.lstm import lstm  # noqa: E402
@@ -120,6 +121,11 @@ KERNELS = {
         *(lstm, rounded_lstm, lstm_method, of_lstm, 1, 1.5),
         small=[(1, 1, 1, 32), (3, 17, 5, 32), (1, 2, 9, 64)],
         large=[(1, 1, 1, 128), (3, 37, 63, 64), (1, 16, 100, 128), (30, 128, 20, 128), (2, 20, 30, 256)],
+    ),
+    "lstm_loop": Kernel(
+        *(lstm, rounded_lstm, lstm_loop_method, of_lstm, 1, 1.5),
+        small=[(1, 1, 1, 32), (3, 4, 5, 24), (1, 2, 9, 640)],
+        large=[(1, 1, 1, 128), (3, 37, 63, 96), (2, 16, 100, 1024), (1, 8, 30, 2048)],
     ),
     "slstm": Kernel(
         *(slstm, rounded_slstm, slstm_method, of_slstm, 1, 1.5),
@@ -243,4 +249,5 @@ def test_gpu(name: str, sizes: tuple[int, ...]) -> None:
 def test_the_layer_runs_in_them_under_autocast(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its output is that of plain operations up to bfloat16's rounding."""
     torch.manual_seed(0)
-    check_autocast(MIXERS[name](MIXERS[name].Config(), Shape()), [name], monkeypatch, 2)
+    layer, shape = MIXERS[name.removesuffix("_loop")], Shape(width=96 if name == "lstm_loop" else 128)
+    check_autocast(layer(layer.Config(), shape), [name], monkeypatch, 2)
