@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
+from mixers import MIXERS
 from runners import records
 from runners.mad.profile import seed_scores
 from runners.mad.rows import ENTRIES, PROFILED, load_rows
@@ -48,7 +49,7 @@ from tests.runners.report.conftest import LAYERS, SHIPPED
 from tests.runners.report.made_up import bench, cell, diverged, write_cell, write_model, write_study
 
 MODELS = "language-models"
-ALL_LAYERS = "2026-11-23-bench-21-layers/diagnostics-layers-nvidia-h200.json"
+ALL_LAYERS = "2026-11-30-bench-all-layers/layers-nvidia-h200.json"
 
 
 class Outside(HTMLParser):
@@ -340,12 +341,10 @@ def test_every_anchor_has_its_record() -> None:
     assert (min(gains), max(gains)) == (2.4, 14.8)
     assert fmean(gains) > 2
 
-    # Layers of the record with most of them come first, the others from records with a Transformer of their own.
+    # The record with most layers comes first, which has all of the package.
     steps = steps_of_layers(benchmarks)
-    assert steps["rt"].record == steps["transformer"].record == SHIPPED / "published" / ALL_LAYERS
-    assert {runs: round(ratio, 2) for runs, (_, ratio) in steps["rt"].times.items()} == {1: 5.92, 6: 2.48, 30: 1.73}
-    assert steps["kda"].record.parent.name == "2026-11-28-bench-new-layers"
-    assert steps["kda"].ratio == pytest.approx(1.66, abs=0.01)
+    assert {steps[layer].record for layer in MIXERS} == {SHIPPED / "published" / ALL_LAYERS}
+    assert {runs: round(ratio, 2) for runs, (_, ratio) in steps["rt"].times.items()} == {1: 5.85, 6: 2.47, 30: 1.73}
 
 
 def test_steps_at_the_width_of_language_models_are_those_of_their_record(pages: Path) -> None:
