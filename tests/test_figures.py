@@ -93,6 +93,22 @@ def test_as_many_layers_have_all_tasks_as_the_pages_say(page: Path) -> None:
     assert f" {len(trained())} layers have been trained on all ten tasks." in " ".join(page.read_text().split())
 
 
+def test_the_places_in_the_readme_are_those_of_the_boards() -> None:
+    losses = {layer: model["validation_loss"] for layer, model in language_models().items()}
+    ranks, profiles = (
+        dict(re.findall(rf"^\| `([\w-]+)` \|{tier} (\d\S*) \|", (REFERENCE / file).read_text(), re.MULTILINE))
+        for file, tier in (("overview.md", ""), ("profile/overview.md", r" \d \|"))
+    )
+    boards = [
+        {layer: n for n, layer in enumerate(ranks, 1)},
+        profiles,
+        dict(zip(losses, rankdata([*losses.values()]), strict=True)),
+    ]
+    rows = re.findall(r"^\| .*`\) \| (\d+) \| .* \| (\d+)\w\w \| (\d+)\w\w \|$", README.read_text(), re.MULTILINE)
+    for row, board in zip(rows, boards, strict=True):
+        assert [*map(int, row)] == [len(board), float(board["rt"]), float(board["transformer"])]
+
+
 def language_models() -> dict[str, dict[str, float]]:
     """Mean losses of each layer's language model over the seeds of its learning rate, and its costs."""
     found = {}
@@ -174,7 +190,8 @@ def test_figures_in_sentences_are_those_of_the_claims_that_stand_beside_them(pag
         names = set(re.findall(r"`([a-z\d]+(?:-[a-z\d]+)+|transition|overfitted)`", sentences))
         assert holding.keys() >= names or page not in (README, RESULTS)
         known = NUMBER.findall(" ".join(holding[name] for name in names & holding.keys()).replace(",", ""))
-        for figure in re.findall(r"(?<!\d)-?\d+(?:,\d{3}|\.\d+|e-\d|%)+", re.sub("`.*?`", "", sentences)):
+        shares = r"|\b\d+(?=\sof\s\d)|(?<=\d\sof\s)\d+"
+        for figure in re.findall(r"(?<!\d)-?\d+(?:,\d{3}|\.\d+|e-\d|%)+" + shares, re.sub("`.*?`", "", sentences)):
             figure = figure.replace(",", "").rstrip("%")
             assert any(rounds_to(figure, float(value)) for value in known), f"{figure} in {sentences}"
 

@@ -294,7 +294,8 @@ def place_of(scores: pd.DataFrame, reference: pd.DataFrame) -> str | None:
     label, standing = found.iloc[0]["layer"], standings(found, {*found["layer"]})
     tier, rank = standing.loc[label, ["tier", "rank"]]
     same = [name for name in standing.index[standing["tier"] == tier] if name != label]
-    company = f", with {', '.join(same)}" if same else ""
+    more = f" and {len(same) - 5} others" if len(same) > 5 else ""
+    company = f", with {', '.join(same[:5])}{more}" if same else ""
     place = places_by_ties(standing[["mean"]]).loc[label]
     others = [f"{ordinal(place[tie])} {rule_of(tie)}" for tie in OTHER_TIES if place[tie] != place[TIE]]
     rules = f" ({ordinal(place[TIE])} {rule_of(TIE)}; {', '.join(others) or 'other rules of ties change nothing'})"

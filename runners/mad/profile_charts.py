@@ -120,7 +120,7 @@ def draw_against(found: pd.DataFrame, label: str, ladders: Mapping[str, Sequence
     for n, (panel, of_panel) in enumerate(panels, 1):
         axes, ends, rungs = figure.add_subplot(1, panels.ngroups, n), [], ladders.get(str(panel), [])
         axes.set(xscale="log", xlabel=label, ylabel=panel)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3) if found["x"].max() > 10 * found["x"].min() else (1, 2, 3)))
         axes.xaxis.set_major_formatter("{x:,g}")
         first, last = (rungs[0] / 1.3, rungs[-1]) if rungs else (-math.inf, math.inf)
         if rungs:

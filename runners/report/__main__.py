@@ -29,6 +29,7 @@ import tyro
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from runners import records
+from runners.benchmarks import read_benchmarks, steps_of_layers
 from runners.c4.reference.rows import AGAINST, RATES
 from runners.ending import run_command, user_errors
 from runners.files import write_atomically
@@ -44,9 +45,7 @@ from runners.report.published import (
     anchors,
     claims_table,
     papers_claims,
-    read_benchmarks,
     read_claims,
-    steps_of_layers,
     wide_picture,
     wide_steps,
 )
@@ -153,14 +152,15 @@ def first_page(boards: Sequence[Board]) -> dict[str, Any]:
     known = [board for board in boards if "rt" in board.words] or boards
     board = own or known[0]
     tasks = own if own and own.name == "quick" else next((found for found in boards if found.name == "full"), board)
-    pictures = {title: REFERENCE / "profile" / f"{name}.png" for name, title in PICTURES.items()}
+    files = {title: REFERENCE / "profile" / f"{name}.png" for name, title in PICTURES.items()}
     return {
         "heroes": [(board, row) for row in (own.own if own else [name for name in board.rows if name in board.words])],
         "profiles": next((found for found in boards if found.name == "profile"), None),
         "board": tasks,
+        "pictured": files,
         "pictures": {
             title: f"data:image/png;base64,{b64encode(file.read_bytes()).decode()}"
-            for title, file in pictures.items()
+            for title, file in files.items()
             if file.exists()
         },
     }

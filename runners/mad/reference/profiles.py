@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from runners.benchmarks import read_benchmarks, steps_of_layers
 from runners.files import write_atomically
 from runners.mad.points import Estimate
 from runners.mad.profile import MARK, STAR, abilities, capacity, ladder_of, seed_scores, standings
@@ -48,12 +49,12 @@ def write_profiles(folder: Path) -> list[Path]:
     scores = seed_scores(table)
     found, standing = abilities(scores), standings(scores, {entry.name for entry in LAYERS})
 
-    # Facts of each row: the state, milliseconds of a step of one run, and seconds of all runs.
-    facts, first = (table.drop_duplicates(columns) for columns in ("layer", ["layer", "task"]))
-    step = 1e3 / (first["steps_per_second"].astype(float) * first["together"])
-    facts = facts.set_index("layer").assign(
-        floats=facts["state"].str.get(POSITIONS).astype(float).to_numpy(),
-        step=step.groupby(first["layer"]).median(),
+    # Facts of each row: the state, the time of a step relative to the Transformer's, and seconds of all runs.
+    facts = table.drop_duplicates("layer").set_index("layer")
+    steps = steps_of_layers(read_benchmarks(folder.parent / "published"))
+    facts = facts.assign(
+        floats=facts["state"].str.get(POSITIONS).astype(float),
+        step=pd.Series({layer: found.ratio for layer, found in steps.items()}, dtype=float),
         time=(table["seconds"] / table["together"]).groupby(table["layer"]).sum(),
     )
 
@@ -67,7 +68,7 @@ def write_profiles(folder: Path) -> list[Path]:
         "state": (against_state(found, facts), f"largest state up to {POSITIONS} positions (floats)", "floats"),
         "time": (
             ranked.assign(panel=PROFILE, y=ranked["mean"]),
-            "time of a step (ms), trainings share a card",
+            "time of a step of 30 runs, × the Transformer’s",
             "step",
         ),
     }
@@ -160,7 +161,8 @@ def profiles_page(found: pd.DataFrame, standing: pd.DataFrame, facts: pd.DataFra
     ranked = standing.dropna(subset="tier")
     if len(ranked) > 1:
         parts.append(f"Other rules of ties would change this: {other_ties(ranked[['mean']])}.")
-        parts.append("![Profile score against the time of a step](time.png)")
+        if facts["step"].notna().any():
+            parts.append("![Profile score against the time of a step](time.png)")
 
     # Capacities, the effective depth of RT, and capacity against the state.
     axes = [f"{heading}: {ladder_of(task).axis}" for heading, task in zip(headings, tasks, strict=True)]

@@ -12,6 +12,7 @@ import pytest
 
 from mixers import MIXERS
 from runners import records
+from runners.benchmarks import read_benchmarks, steps_of_layers
 from runners.mad.profile import seed_scores
 from runners.mad.rows import ENTRIES, PROFILED, load_rows
 from runners.records import REFERENCE
@@ -36,9 +37,7 @@ from runners.report.published import (
     claims_table,
     papers_claims,
     papers_page,
-    read_benchmarks,
     read_claims,
-    steps_of_layers,
     wide_steps,
 )
 from runners.report.ranks import mean_ranks, places

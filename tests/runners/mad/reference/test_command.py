@@ -104,7 +104,7 @@ def test_a_ladder_is_one_small_record_and_ones_own_layer_is_placed_among_them(
     found = [set(map(str, table[columns].to_dict("records"))) for table in (stored, trained)]
     assert found[0] == found[1]
 
-    assert {path.stem for path in (folder / "profile").glob("*.png")} == {"overview", "ladders", "time"}
+    assert {path.stem for path in (folder / "profile").glob("*.png")} == {"overview", "ladders"}
     page = (folder / "profile" / "overview.md").read_text()
     assert re.search(r"\| `lru` \| 1 \| 1.5 \| 0.0\d\d \(.* \| 128 \|", page)
     assert re.search(r"## parity\n\n\| length \| 40 \| 64 ", page)
