@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from mixers.attention_layer import AttentionLayer
-from mixers.base import NO_RECURRENCE, Shape, State, hooked
+from mixers.base import NO_RECURRENCE, Shape, State
 from mixers.deep import DeepLayer, TransformerStack
-from mixers.ops.loops import loop_of
+from mixers.ops.loops import is_known, loop_of
 from mixers.ops.numerics import runs_fused
 from mixers.ops.runs import over_runs
 from mixers.parts import check_at_least
@@ -64,7 +64,7 @@ class Staircase(DeepLayer):
         self.stack = TransformerStack(config, shape)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        if self.shape.mlp_width and runs_fused(x_BTD) and not any(map(hooked, self.modules())):
+        if self.shape.mlp_width and runs_fused(x_BTD) and is_known(self):
             from mixers.ops.kernels.attention import fits_attention
             from mixers.ops.kernels.layer_loop import rounded_maps
             from mixers.ops.kernels.projection import fits_project

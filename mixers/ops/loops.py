@@ -52,16 +52,20 @@ def loop_of(module: nn.Module, settings: Hashable, function: Callable[[Tensor], 
         x_BTD: inputs.
     """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    parts = [*module.modules()]
-    known = all(type(part).__module__.startswith(("mixers.", "torch.nn.")) for part in parts)
-    if not known or any(map(hooked, parts)) or not _are_replayed((x_BTD, *tensors.values())):
+    if not is_known(module) or not _are_replayed((x_BTD, *tensors.values())):
         return function(x_BTD)
 
     def call(x_BTD: Tensor, *values: Tensor) -> Any:
         return functional_call(module, dict(zip(tensors, values, strict=True)), (x_BTD,))
 
-    name = type(module), settings, module.training, *tensors, *map(type, parts)
+    name = type(module), settings, module.training, *tensors, *map(type, module.modules())
     return loop(name, call, x_BTD, *tensors.values())[0]
+
+
+def is_known(module: nn.Module) -> bool:
+    """Return whether the parameters say what a module computes: no hooks, and no parts of other packages."""
+    parts = [*module.modules()]
+    return all(type(part).__module__.startswith(("mixers.", "torch.nn.")) and not hooked(part) for part in parts)
 
 
 def _are_replayed(tensors: Sequence[Any]) -> bool:

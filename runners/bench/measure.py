@@ -404,7 +404,7 @@ class Record:
     """What was measured, printed and stored group by group.
 
     The file holds benchmark, command, device, versions, precision, options, seconds, and ``cells``, a dict for each
-    case. ``runners.report.published`` reads it.
+    case. ``runners.benchmarks`` reads it.
 
     Args:
         benchmark: name of the benchmark.

@@ -30,8 +30,10 @@ def prepared(cases: Sequence[Case], device: torch.device) -> list[Case]:
     count = max(1, min(MOST_PROCESSES, cores // 2, len(jobs)))
     print(f"{len(cases)} cases are set up in {count} processes first", end="\n\n", flush=True)
 
+    from triton import knobs  # Triton does not exist on every platform
+
     # Where TorchInductor compiles for the first time, it would move Triton's cache.
-    os.environ.setdefault("TRITON_CACHE_DIR", os.path.expanduser("~/.triton/cache"))
+    os.environ.setdefault("TRITON_CACHE_DIR", knobs.cache.dir)
     threads = dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), str(max(1, cores // count)))
     with patch.dict(os.environ, threads), ProcessPoolExecutor(count, get_context("spawn"), begin) as pool:
         setups = [pool.submit(set_up_in_turn, jobs[key], device) for key in sorted(jobs, key=lambda key: key[0])]

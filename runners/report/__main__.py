@@ -149,8 +149,7 @@ def first_page(boards: Sequence[Board]) -> dict[str, Any]:
     the first one that has them.
     """
     own = next((board for board in boards if board.own), None)
-    known = [board for board in boards if "rt" in board.words] or boards
-    board = own or known[0]
+    board = own or next((found for found in boards if "rt" in found.words), boards[0])
     tasks = own if own and own.name == "quick" else next((found for found in boards if found.name == "full"), board)
     files = {title: REFERENCE / "profile" / f"{name}.png" for name, title in PICTURES.items()}
     return {

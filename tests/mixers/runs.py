@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mixers.base import Layer
 from tests.kernel_marks import DEVICE
 from tests.mixers.errors import error
 
@@ -90,10 +91,10 @@ def check_repeats(call: Callable[[], Iterable[Tensor]]) -> None:
         assert all(torch.equal(a, b) for a, b in zip(first, call(), strict=True))
 
 
-def check_autocast(layer: nn.Module, operations: Iterable[str], monkeypatch: pytest.MonkeyPatch, times: float) -> None:
+def check_autocast(layer: Layer, operations: Iterable[str], monkeypatch: pytest.MonkeyPatch, times: float) -> None:
     """Compare a layer in kernels under autocast with plain operations, of whose error it may have a few times."""
     layer.cuda()
-    x = torch.randn(4, 100, 128, device="cuda")
+    x = torch.randn(4, 100, layer.shape.width, device="cuda")
     with torch.no_grad():
         want = layer(x)
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):

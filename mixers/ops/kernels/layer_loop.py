@@ -22,7 +22,7 @@ from mixers.ops.weights import LayerWeights
 
 
 class LoopedLayer(NamedTuple):
-    """Evaluations of a layer, its attention apart. Arguments that may be None are places in memory for results.
+    """Evaluations of a layer, its attention apart. A result that is an argument, too, has its place there.
 
     Attributes:
         weights: weights, which get the gradients.

@@ -143,6 +143,34 @@ def _bwd_inputs(
     return dh_MD, i_MD, f_MD, g_MD, o_MD, before_MD
 
 
+@triton.jit
+def cell_gradients(
+    dh: tl.tensor,
+    i: tl.tensor,
+    f: tl.tensor,
+    g: tl.tensor,
+    o: tl.tensor,
+    c: tl.tensor,
+    before: tl.tensor,
+    dc: tl.tensor,
+):
+    """Gradients of the gates, and of the cells before, from those of outputs and cells."""
+    # Activations.
+    i = tl.sigmoid(i.to(tl.float32))
+    f = tl.sigmoid(f.to(tl.float32))
+    g = tanh(g.to(tl.float32))
+    o = tl.sigmoid(o.to(tl.float32))
+    tanh_c = tanh(c)
+
+    # Gradients.
+    dc += dh * o * (1.0 - tanh_c * tanh_c)
+    di = dc * g * i * (1.0 - i)
+    df = dc * before * f * (1.0 - f)
+    dg = dc * i * (1.0 - g * g)
+    do = dh * tanh_c * o * (1.0 - o)
+    return di, df, dg, do, dc * f
+
+
 @triton.jit(do_not_specialize=["B", "T"])
 def lstm_bwd_kernel(
     dh_ptr: tl.tensor,
@@ -195,20 +223,8 @@ def lstm_bwd_kernel(
         # 2b. Outputs.
         dh_MD = dh_MD.to(tl.float32) + after_MD
 
-        # 2c. Activations.
-        i_MD = tl.sigmoid(i_MD.to(tl.float32))
-        f_MD = tl.sigmoid(f_MD.to(tl.float32))
-        g_MD = tanh(g_MD.to(tl.float32))
-        o_MD = tl.sigmoid(o_MD.to(tl.float32))
-        tanh_MD = tanh(c_MD)
-
-        # 2c. Gradients of cells and gates.
-        dc_MD += dh_MD * o_MD * (1.0 - tanh_MD * tanh_MD)
-        di_MD = dc_MD * g_MD * i_MD * (1.0 - i_MD)
-        df_MD = dc_MD * before_MD * f_MD * (1.0 - f_MD)
-        dg_MD = dc_MD * i_MD * (1.0 - g_MD * g_MD)
-        do_MD = dh_MD * tanh_MD * o_MD * (1.0 - o_MD)
-        dc_MD *= f_MD
+        # 2c. Cells and gates.
+        di_MD, df_MD, dg_MD, do_MD, dc_MD = cell_gradients(dh_MD, i_MD, f_MD, g_MD, o_MD, c_MD, before_MD, dc_MD)
         c_MD = before_MD
         dgates_ptrs = dgates_ptr + at_MG + t * 4 * D
         tl.store(dgates_ptrs, di_MD.to(dtype), live_M1)

@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mixers.ops.ahead import repeated
-from mixers.ops.kernels.lstm import four, tanh
+from mixers.ops.kernels.lstm import cell_gradients, four, tanh
 from mixers.ops.kernels.products import group_sum, rows_products
 from mixers.ops.method import Method, Optionals, Recipe, Tensors
 
 CELL = {"W": 512, "num_warps": 4}
-"""Channels of a program."""
+"""Settings of the launches; W channels are those of a program."""
 
 
 @triton.jit
@@ -88,19 +88,16 @@ def cell_bwd_kernel(
     at_G, at_W = (row * T + t) * 4 * D + d_W, (row * T + t) * D + d_W
     dh_W = tl.load(dh_ptr + at_W).to(tl.float32) + tl.load(after_ptr + row * D + d_W).to(tl.float32)
     i_W, f_W, g_W, o_W = four(gates_ptr + at_G, D)
-    i_W = tl.sigmoid(i_W.to(tl.float32))
-    f_W = tl.sigmoid(f_W.to(tl.float32))
-    g_W = tanh(g_W.to(tl.float32))
-    o_W = tl.sigmoid(o_W.to(tl.float32))
-    tanh_W = tanh(tl.load(c_ptr + at_W).to(tl.float32))
+    c_W = tl.load(c_ptr + at_W).to(tl.float32)
     before_W = tl.load(c_ptr + at_W - D, (t > 0) & here_W, 0.0).to(tl.float32)
+    dc_W = tl.load(dstate_ptr + row * D + d_W)
+    di_W, df_W, dg_W, do_W, dc_W = cell_gradients(dh_W, i_W, f_W, g_W, o_W, c_W, before_W, dc_W)
 
-    dc_W = tl.load(dstate_ptr + row * D + d_W) + dh_W * o_W * (1.0 - tanh_W * tanh_W)
-    tl.store(dgates_ptr + at_G, dc_W * g_W * i_W * (1.0 - i_W), here_W)
-    tl.store(dgates_ptr + at_G + D, dc_W * before_W * f_W * (1.0 - f_W), here_W)
-    tl.store(dgates_ptr + at_G + 2 * D, dc_W * i_W * (1.0 - g_W * g_W), here_W)
-    tl.store(dgates_ptr + at_G + 3 * D, dh_W * tanh_W * o_W * (1.0 - o_W), here_W)
-    tl.store(dstate_ptr + row * D + d_W, dc_W * f_W, here_W)
+    tl.store(dgates_ptr + at_G, di_W, here_W)
+    tl.store(dgates_ptr + at_G + D, df_W, here_W)
+    tl.store(dgates_ptr + at_G + 2 * D, dg_W, here_W)
+    tl.store(dgates_ptr + at_G + 3 * D, do_W, here_W)
+    tl.store(dstate_ptr + row * D + d_W, dc_W, here_W)
 
 
 def lstm_loop_method(dtype: torch.dtype) -> Method:
@@ -112,7 +109,8 @@ def lstm_loop_method(dtype: torch.dtype) -> Method:
         D = G // 4
 
         h, c = (inputs.new_empty(R, B, T, D) for _ in range(2))
-        gates, products, state = torch.empty_like(inputs), inputs.new_zeros(R, B, G), bias.new_zeros(R, B, D)
+        gates, products = torch.empty_like(inputs), inputs.new_zeros(R, B, G)
+        state = inputs.new_zeros(R, B, D, dtype=torch.float32)
         for t in repeated(range(T)):
             if t > 0:
                 torch.bmm(h[:, :, t - 1], w.mT, out=products)
@@ -125,7 +123,8 @@ def lstm_loop_method(dtype: torch.dtype) -> Method:
         w = tensors[1].to(dtype)
         R, B, T, D = h.shape
 
-        dgates, after, dstate = torch.empty_like(gates), h.new_zeros(R, B, D), tensors[2].new_zeros(R, B, D)
+        dgates, after = torch.empty_like(gates), h.new_zeros(R, B, D)
+        dstate = h.new_zeros(R, B, D, dtype=torch.float32)
         for t in repeated(range(T - 1, -1, -1)):
             if t + 1 < T:
                 torch.bmm(dgates[:, :, t + 1], w, out=after)

@@ -73,7 +73,8 @@ def compiled(step: Step, arguments: tuple[Tensor, Tensor, Tensor], name: str) ->
 
                 # The cache on disk goes by the text of a graph, which does not tell what operators return, and wants an
                 # environment of shapes, here one that stays empty.
-                results = str([node.meta.get("val") for node in graph.graph.nodes])
+                values = (node.meta.get("val") for node in graph.graph.nodes)
+                results = str([(y, y.stride()) for y in values if isinstance(y, Tensor)])
                 context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()))
                 tagged = torch.compiler.config.patch(cache_key_tag=results)  # type: ignore[attr-defined]
                 with torch.no_grad(), tracing(context), tagged:

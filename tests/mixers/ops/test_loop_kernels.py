@@ -249,5 +249,6 @@ def test_gpu(name: str, sizes: tuple[int, ...]) -> None:
 def test_the_layer_runs_in_them_under_autocast(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its output is that of plain operations up to bfloat16's rounding."""
     torch.manual_seed(0)
-    layer, shape = MIXERS[name.removesuffix("_loop")], Shape(width=96 if name == "lstm_loop" else 128)
-    check_autocast(layer(layer.Config(), shape), [name], monkeypatch, 2)
+    mixer, width = name.removesuffix("_loop"), 96 if name == "lstm_loop" else 128
+    layer = MIXERS[mixer](MIXERS[mixer].Config(), Shape(width=width))
+    check_autocast(layer, [mixer], monkeypatch, 2)

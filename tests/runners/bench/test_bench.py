@@ -23,8 +23,8 @@ from runners.bench import diagnostics, layers, measure, pretraining
 from runners.bench.__main__ import main
 from runners.bench.measure import Case, Common, Implementation, Pass, Record, check, draw
 from runners.bench.prepare import prepared
+from runners.benchmarks import read_benchmarks
 from runners.c4.step import ModelStepper
-from runners.report.published import read_benchmarks
 
 CPU = torch.device("cpu")
 SHAPE = Shape(width=16, mlp_width=32)
