@@ -88,7 +88,7 @@ class Backward(Pass):
         dx_RBTD = torch.empty_like(self.dz_RBTD)
         dz, dx = self.scratch.dz, self.scratch.dx
 
-        for wave in reversed(list(schedule.waves())):
+        for wave in reversed(schedule.waves()):
             if wave.hi == L:  # the group enters the last layer
                 copy_positions(out=dz[-R:], y=self.dz_RBTD[:, :, schedule.group_of_last(wave)].transpose(1, 2))
 

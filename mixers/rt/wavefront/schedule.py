@@ -1,6 +1,6 @@
 """The schedule: which layers work at the same time, on which positions; ``passes`` has a drawing."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,19 +71,16 @@ class Schedule:
         """Largest number of layers at work at the same time."""
         return min(self.layers, self.length // self.group) if self.skew else self.layers
 
-    def waves(self) -> Iterator[Wave]:
+    def waves(self) -> Sequence[Wave]:
         """Waves in the order of the forward."""
         if not self.skew:
-            for base in repeated(range(0, self.length, self.group)):
-                yield Wave(0, self.layers, base)
-            return
+            return repeated([Wave(0, self.layers, base) for base in range(0, self.length, self.group)])
 
-        # Waves of the most layers; before them they become more, and after them fewer.
-        groups, others = self.length // self.group, self.most - 1
-        last = groups + self.layers - 1
-        for wave in (*range(others), *repeated(range(others, last - others)), *range(last - others, last)):
+        waves, groups = [], self.length // self.group
+        for wave in range(groups + self.layers - 1):
             lo = max(0, wave + 1 - groups)
-            yield Wave(lo, min(self.layers, wave + 1), (wave - lo) * self.group)
+            waves.append(Wave(lo, min(self.layers, wave + 1), (wave - lo) * self.group))
+        return repeated(waves)
 
     def group_of_last(self, wave: Wave) -> slice:
         """Positions of the group of the last layer at work."""
