@@ -33,7 +33,8 @@ def draw_profiles(found: pd.DataFrame, standing: pd.DataFrame, own: Collection[s
         standing: the layers in their order, from ``runners.mad.profile.standings``.
         own: layers whose names have an arrow.
     """
-    headings, names = [PROFILE, *found["task"].unique()], [*standing.index]
+    tasks, names = [*found["task"].unique()], [*standing.index]
+    headings = [PROFILE, *tasks] if len(tasks) > 1 else tasks
     whole = standing.reset_index().rename(columns={"mean": "score", "low": "score.low", "high": "score.high"})
     cells = pd.concat([whole.assign(task=PROFILE), found]).set_index(["layer", "task"]).sort_index()
     figure = Figure(figsize=(min(WIDTH, 4 + 0.6 * len(headings)), 2.4 + 0.21 * len(names)), layout="constrained")
@@ -65,9 +66,8 @@ def draw_profiles(found: pd.DataFrame, standing: pd.DataFrame, own: Collection[s
     axes.tick_params(length=0, labeltop=True, labelbottom=False)
     axes.set(xlim=(-0.1, len(headings)), ylim=(top, -0.5))
     axes.spines[:].set_visible(False)
-    marks = "marks: means over rungs; lines: 95% intervals over seeds"
-    title = f"scores from chance (left) to the ceiling (right); {marks}; *: chosen rate is the grid's largest"
-    return _finished(figure, names, title)
+    title = "scores from chance (left) to the ceiling (right); marks: means over rungs; lines: 95% intervals over seeds"
+    return _finished(figure, names, f"{title}; *: chosen rate is the grid's largest")
 
 
 @PLAIN_TEXT
