@@ -114,10 +114,10 @@ class Mamba3(MixerLayer):
         # A pair is read at its own position without rotations, which cancel there. Each position writes the pairs of
         # the one before it.
         q, k, qk = rotated_pairs(q, k, self.q_bias_RHN, self.k_bias_RHN, turn.cumsum(1))
-        own = now[..., None, None, :] * qk
+        own = now[..., None, None, :] * qk + self.skip_H * torch.eye(self.config.rank, device=qk.device)[..., None]
         strength = log_decay.exp() * (before(now) + step - now)
         o = self._recurrence(q, k, strength[..., None, :, None] * before(v), log_decay)
-        return self._output(o + _weighted(own, v), v, gate)
+        return self._output(o + _weighted(own, v), gate)
 
     def init_state(self, batch: int) -> State:
         config, weight = self.config, self.out.weight
@@ -141,7 +141,7 @@ class Mamba3(MixerLayer):
         S_BHNV = state["S"] + _pairs(state["k"], (step - now)[:, None, :, None] * v_before)
         S_BHNV = log_decay.exp()[..., None, None] * S_BHNV + _pairs(k, now[:, None, :, None] * v)
         o = (q[..., None] * S_BHNV[:, None]).sum(-2)
-        return self._output(o, v, gate), {"S": S_BHNV, "angle": angle, "k": k, "x": x}
+        return self._output(o + self.skip_H[:, None] * v, gate), {"S": S_BHNV, "angle": angle, "k": k, "x": x}
 
     def _project(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return gates and inputs (..., H, V), and keys and queries (..., R, N), which heads share."""
@@ -180,9 +180,8 @@ class Mamba3(MixerLayer):
         missed = torch.ones(rank, rank, dtype=q.dtype, device=q.device).triu(1)
         return o + _weighted(missed[..., None] * products(q, k), v)
 
-    def _output(self, o: Tensor, v: Tensor, gate: Tensor) -> Tensor:
-        """Return the mixer's output from reads and values (..., R, H, V), and gates (..., H, V)."""
-        y = o + self.skip_H[:, None] * v
+    def _output(self, y: Tensor, gate: Tensor) -> Tensor:
+        """Return the mixer's output from reads with the values that bypass the state (..., R, H, V), and gates."""
         if self.config.rank == 1:
             y = y.squeeze(-3) * F.silu(gate)
         else:
@@ -192,7 +191,8 @@ class Mamba3(MixerLayer):
 
 def _weighted(weight: Tensor, v: Tensor) -> Tensor:
     """Return the sums (..., R, H, V) over ranks S of values (..., S, H, V) times weights (..., R, S, H)."""
-    return (weight[..., None] * v[..., None, :, :, :]).sum(-3)
+    y = weight[..., None] * v[..., None, :, :, :]
+    return y.squeeze(-3) if y.shape[-3] == 1 else y.sum(-3)
 
 
 def _pairs(k: Tensor, v: Tensor) -> Tensor:
