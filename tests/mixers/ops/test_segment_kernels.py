@@ -218,7 +218,18 @@ NAMES = (
 
 
 def staircase_case(
-    R: int, B: int, T: int, D: int, H: int, F: int, *, chunk: int, steps: int, layers: int = 1, normed: bool = True
+    R: int,
+    B: int,
+    T: int,
+    D: int,
+    H: int,
+    F: int,
+    *,
+    chunk: int,
+    steps: int,
+    layers: int = 1,
+    normed: bool = True,
+    low: Any = None,
 ) -> Case:
     draw = Draw(R, B, T, D, H, F, chunk, steps)
     config = Staircase.Config(heads=H, chunk=chunk, steps=steps, qk_norm=normed)
@@ -243,7 +254,7 @@ def staircase_case(
 
     def whole(x: Tensor, *parameters: Tensor) -> list[Tensor | None]:
         scale, each = module.shape.residual_scale, weights_of(parameters)
-        maps = (rounded_maps(weights, scale, x.dtype) for weights in each)
+        maps = (rounded_maps(weights, scale, low or x.dtype) for weights in each)
         tensors = (y for weights, own in zip(each, maps, strict=True) for y in (*weights, *own))
         return [x, slopes, *tensors]
 
@@ -328,6 +339,13 @@ def fused(case: Case, dtype: torch.dtype) -> list[Tensor]:
 def test_interpreted(name: str) -> None:
     case = SMALL[name]()
     assert max(errors(fused(case, torch.float32), exact(case))) <= 1e-5
+
+
+@interpreted
+def test_a_residual_stream_in_float32_takes_products_in_16_bits() -> None:
+    """As in models; the interpreter's bfloat16 is not one."""
+    case = staircase_case(2, 2, 11, 48, 3, 40, chunk=3, steps=3, layers=2, low=torch.float16)
+    assert max(errors(fused(case, torch.float32), exact(case))) <= 3e-3
 
 
 @interpreted
