@@ -213,13 +213,17 @@ def choose(table: pd.DataFrame, without: Collection[GridPoint] = ()) -> GridPoin
 
 def point_of(table: pd.DataFrame) -> GridPoint | None:
     """Return the only point of a table of records, also if it diverged; of several the one that ``choose`` returns."""
-    only = {*zip(table["lr"], table["weight_decay"], strict=True)}
+    only = {*zip(table["lr"].tolist(), table["weight_decay"].tolist(), strict=True)}
     return only.pop() if len(only) == 1 else choose(table)
 
 
 def at_point(table: pd.DataFrame, point: GridPoint | None) -> pd.DataFrame:
     """Return the records of a grid point; none if there is no point."""
-    return table[(table["lr"] == point[0]) & (table["weight_decay"] == point[1])] if point else table[:0]
+    return (
+        table[(table["lr"].to_numpy() == point[0]) & (table["weight_decay"].to_numpy() == point[1])]
+        if point
+        else table[:0]
+    )
 
 
 def _best(scores: dict[GridPoint, dict[int, float]], without: Collection[GridPoint] = ()) -> GridPoint | None:
