@@ -1,6 +1,6 @@
 """RWKV-6 and RWKV-7: their time mixing, with the MLP of this project in place of their channel mixing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from mixers.base import Shape, State
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
 from mixers.ops.numerics import at_least_float32
+from mixers.ops.token_shift import shifted, token_shifts
 from mixers.options import switch
 from mixers.parts import HeadNorm, MixerLayer, check_at_least, check_heads, linear
 
@@ -149,6 +150,10 @@ class RWKV6(RWKV):
         return (r, k, v, log_decay), F.silu(gate)
 
 
+MIXED = ("r", "k", "v", "gate", "decay", "rate")
+"""Maps of RWKV-7 whose inputs are mixed with those of the position before."""
+
+
 class RWKV7(RWKV):
     """Goose: a delta rule with a decay w, a removal key κ̂ and a learning rate a of each key channel.
 
@@ -228,24 +233,22 @@ class RWKV7(RWKV):
         self.bonus_D = nn.Parameter(torch.full((width,), -0.04))
 
     def mix(self, x_BTD: Tensor) -> Tensor:
-        tensors, gate = self._project(x_BTD, shifted(x_BTD))
+        tensors, gate = self._project(self._mixed(x_BTD))
         return self._output(matrix_recurrence(*tensors), *tensors[:3], gate)
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        tensors, gate = self._project(x_BD, state["x"])
+        change_BD = state["x"] - x_BD
+        tensors, gate = self._project([x_BD + change_BD * self.shifts_D[name] for name in MIXED])
         o_BHK, S_BHKK = matrix_step(state["S"], *tensors)
         return self._output(o_BHK, *tensors[:3], gate), {"S": S_BHKK, "x": x_BD}
 
-    def _project(
-        self, x: Tensor, before: Tensor
-    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
+    def _mixed(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        """Return the inputs of the maps that ``MIXED`` names."""
+        return token_shifts(x_BTD, torch.stack([self.shifts_D[name] for name in MIXED]))
+
+    def _project(self, mixed: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
         """Return the arguments q, k, v, g, a, b of ``matrix_recurrence``, and the gate."""
-        # Token shifts.
-        change = before - x
-        r, k, v, gate, decay, rate = (
-            self.get_submodule(name)(x + change * self.shifts_D[name])
-            for name in ("r", "k", "v", "gate", "decay", "rate")
-        )
+        r, k, v, gate, decay, rate = (self.get_submodule(name)(y) for name, y in zip(MIXED, mixed, strict=True))
 
         # Learning rates, decays, removal keys and replacement keys.
         rate = rate.sigmoid()
@@ -262,8 +265,3 @@ class RWKV7(RWKV):
         """Return the mixer's output from the outputs ``o`` (..., H, K) of the recurrence, with the bonus."""
         bonus = (r * self.heads(self.bonus_D) * k).sum(-1, keepdim=True) * v
         return self.out((self.head_norm(o) + bonus.flatten(-2)) * gate)
-
-
-def shifted(x_BTD: Tensor) -> Tensor:
-    """Return for each position the input of the position before it; zeros for the first."""
-    return F.pad(x_BTD, (0, 0, 1, 0))[:, :-1]

@@ -14,7 +14,7 @@ from mixers.gdn2 import GatedDeltaNet2
 from mixers.kda import KimiDeltaAttention
 from mixers.ops.selective_scan import discretise
 from mixers.parts import MixerLayer
-from mixers.rwkv import RWKV7, shifted
+from mixers.rwkv import RWKV7
 
 HEADS, WIDTH, LENGTH = 2, 8, 37
 FAMILY = [DeltaNet, GatedDeltaNet, RWKV7, KimiDeltaAttention, GatedDeltaNet2, DeltaProduct]
@@ -36,7 +36,7 @@ def sequence() -> Tensor:
 def eigenvalues(layer: Any, x_BTD: Tensor) -> Tensor:
     """Eigenvalues (..., K) of the matrices with which the layer multiplies its state, or of their first factors."""
     if isinstance(layer, RWKV7):
-        _q, k, _v, g, a, b = layer._project(x_BTD, shifted(x_BTD))[0]
+        _q, k, _v, g, a, b = layer._project(layer._mixed(x_BTD))[0]
     elif isinstance(layer, KimiDeltaAttention):
         _q, k, _v, g, a, b = layer._project(x_BTD, layer.convolution(layer.qkv(x_BTD)))[0]
     elif isinstance(layer, DeltaProduct):

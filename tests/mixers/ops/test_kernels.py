@@ -22,9 +22,11 @@ from mixers.ops.kernels.mlp import mlp_method  # noqa: E402
 from mixers.ops.kernels.norm import rms_norm_method  # noqa: E402
 from mixers.ops.kernels.projection import project_method  # noqa: E402
 from mixers.ops.kernels.rotation import rotated_pairs_method  # noqa: E402
+from mixers.ops.kernels.token_shift import token_shifts_method  # noqa: E402
 from mixers.ops.method import Method  # noqa: E402
 from mixers.ops.rotation import rotated_pairs  # noqa: E402
 from mixers.ops.runs import over_runs  # noqa: E402
+from mixers.ops.token_shift import token_shifts  # noqa: E402
 from mixers.transformer import Transformer  # noqa: E402
 from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
 from tests.mixers.errors import errors  # noqa: E402
@@ -140,6 +142,11 @@ def rotation_case(R: int, B: int, T: int, H: int, N: int, A: int) -> Case:
     return Case(plain, rotated_pairs_method, [draw(R, B, T, N), draw(R, B, T, N)], parameters)
 
 
+def shift_case(R: int, B: int, T: int, D: int, N: int) -> Case:
+    draw = Draw(R, B, T, D, N)
+    return Case(token_shifts, partial(token_shifts_method, N), [draw(R, B, T, D)], [draw(R, N, D)])
+
+
 SMALL = {
     "norm": norm_case(2, 3, 5, 24),
     "norm-wide": norm_case(1, 2, 3, 300),
@@ -153,6 +160,9 @@ SMALL = {
     "rotation": rotation_case(2, 3, 7, 3, 24, 5),
     "rotation-one-row": rotation_case(1, 1, 1, 1, 2, 1),
     "rotation-many-rows": rotation_case(2, 3, 23, 2, 128, 64),
+    "shift": shift_case(2, 3, 7, 24, 3),
+    "shift-one-row": shift_case(1, 1, 1, 1, 1),
+    "shift-many-rows": shift_case(2, 3, 23, 136, 2),
     "attention": attention_case(2, 2, 7, 32, 4),
     "attention-one-position": attention_case(1, 1, 1, 16, 1),
     "attention-long": attention_case(1, 1, 131, 32, 2),
@@ -172,6 +182,8 @@ LARGE = {
     "mlp-64": partial(mlp_case, 1, 5, 63, 64, 256),
     "rotation": partial(rotation_case, 3, 16, 100, 4, 64, 16),
     "rotation-wide": partial(rotation_case, 1, 5, 63, 16, 128, 33),
+    "shift": partial(shift_case, 3, 16, 100, 128, 6),
+    "shift-wide": partial(shift_case, 1, 5, 63, 1000, 6),
     "attention-8": partial(attention_case, 3, 8, 100, 128, 16),
     "attention-16": partial(attention_case, 1, 3, 63, 64, 4),
     "attention-32": partial(attention_case, 1, 3, 220, 128, 4),
@@ -214,7 +226,7 @@ def test_interpreted_in_16_bits(name: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["norm", "project", "mlp", "rotation", "attention"])
+@pytest.mark.parametrize("name", ["norm", "project", "mlp", "rotation", "shift", "attention"])
 def test_takes_tensors_of_any_layout(name: str) -> None:
     """As when all runs read the same tokens, where ``vmap`` hands over the run axis in the middle."""
     case = SMALL[name]
@@ -257,7 +269,7 @@ def test_bfloat16_is_as_exact_as_plain_pytorch(name: str) -> None:
 
 @pytest.mark.gpu
 @on_gpu
-@pytest.mark.parametrize("name", ["norm", "project", "mlp", "rotation", "attention-8", "attention-64"])
+@pytest.mark.parametrize("name", ["norm", "project", "mlp", "rotation", "shift", "attention-8", "attention-64"])
 def test_bitwise_repeatable(name: str) -> None:
     case = LARGE[name]()
     check_repeats(partial(fused, case, torch.bfloat16))

@@ -1,0 +1,30 @@
+"""Token shifts: several mixtures of each position with the one before it (Peng et al. 2024, section 4).
+
+Dimensions beside those of ``mixers.base``: N mixtures.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mixers.ops.numerics import runs_fused
+from mixers.ops.runs import over_runs
+
+
+def token_shifts(x_BTD: Tensor, shift_ND: Tensor) -> tuple[Tensor, ...]:
+    """Return ``x_t + (x_{t-1} - x_t) * shift`` (B, T, D) for each shift, with zeros before the first position.
+
+    Under bfloat16 autocast on a GPU the results are bfloat16, because matrix products read them.
+    """
+    if runs_fused(x_BTD):
+        from mixers.ops.kernels.token_shift import token_shifts_method
+
+        return over_runs(token_shifts_method(len(shift_ND), torch.bfloat16), x_BTD, shift_ND)
+
+    change_BTD = shifted(x_BTD) - x_BTD
+    return tuple(x_BTD + change_BTD * shift_D for shift_D in shift_ND)
+
+
+def shifted(x_BTD: Tensor) -> Tensor:
+    """Return for each position the input of the position before it; zeros for the first."""
+    return F.pad(x_BTD, (0, 0, 1, 0))[:, :-1]
