@@ -14,7 +14,18 @@ from runners.device import find_devices
 from runners.files import DamagedFileError, load_info, load_tensors, read_json
 from runners.mad.experiment import Experiment, Say
 from runners.mad.options import START, Options
-from runners.mad.points import FULL, LEARNED, LOST, GridPoint, at_point, choose, chosen, point_of, points, rescaled
+from runners.mad.points import (
+    FULL,
+    LEARNED,
+    LOST,
+    GridPoint,
+    choose,
+    chosen,
+    point_of,
+    points,
+    rescaled,
+    runs_of_points,
+)
 from runners.mad.tables import setting_of
 from runners.mad.training.ensemble import Ensemble, Resident, evaluate
 from runners.mad.training.protocol import Run
@@ -44,8 +55,8 @@ def runs_of(experiment: Experiment, options: Options) -> Sequence[Run]:
         found = read_runs(neighbour, trained, options.out)
         if not trained or len(found) < len(trained):
             return ()
-        point = point_of(table := table_of(found))
-        score = 0.0 if point is None else rescaled(at_point(table, point), "validation").mean()
+        point = point_of(tried := runs_of_points(table := table_of(found)))
+        score = 0.0 if point is None else rescaled(table[[at == point for at, _, _ in tried]], "validation").mean()
         if score < LOST if rung > START else score >= FULL:
             return ()
         if point is not None and (rung > START or score >= LEARNED):

@@ -19,7 +19,7 @@ the training set, which all seeds share, nor that of the evaluated sequences.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from statistics import fmean
@@ -58,6 +58,8 @@ OF_A_RUN = (
 
 GridPoint = tuple[float, float]
 """Learning rate and weight decay."""
+RunOfPoint = tuple[GridPoint, int, float]
+"""A run's point, seed and token accuracy on validation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,19 +105,18 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
         runs.setdefault(tuple(point), {}).setdefault(seed, i)
 
     # The choice of each study.
-    scores = of_runs[figures.index(CRITERION)]
-    if "candidate" in columns:
-        scores = np.where(columns["candidate"], scores, math.nan)
-    studies: dict[str, dict[GridPoint, dict[int, float]]] = {}
-    for (study, lr, weight_decay), of_seeds in runs.items():
-        studies.setdefault(study, {})[lr, weight_decay] = {seed: float(scores[i]) for seed, i in of_seeds.items()}
+    scores = np.where(columns.get("candidate", True), of_runs[figures.index(CRITERION)], math.nan)
+    studies: dict[str, list[RunOfPoint]] = {}
+    for (study, *at), of_seeds in runs.items():
+        studies.setdefault(study, []).extend(((at[0], at[1]), seed, float(scores[i])) for seed, i in of_seeds.items())
     choices = {study: _best(of_study) for study, of_study in studies.items()}
 
     # A row for each point.
     bounded = np.array([name.endswith("accuracy") for name in figures])
     found, edges = [], []
     for (study, lr, weight_decay), of_seeds in runs.items():
-        members, count, grid = [*of_seeds.values()], len(of_seeds), tuple(sorted(studies[study]))
+        members, count = [*of_seeds.values()], len(of_seeds)
+        grid = tuple(sorted({point for point, _, _ in studies[study]}))
         of_point = of_runs[:, members]
         means = of_point.mean(axis=1)  # NaN if a seed lacks the figure
         low, high = np.full((2, len(figures)), math.nan)
@@ -202,32 +203,28 @@ def choose(table: pd.DataFrame, without: Collection[GridPoint] = ()) -> GridPoin
     Returns:
         None if a seed of each point diverged.
     """
-    scores: dict[GridPoint, dict[int, float]] = {}
+    return _best(runs_of_points(table), without)
+
+
+def point_of(runs: Sequence[RunOfPoint]) -> GridPoint | None:
+    """Return the only point of runs, also if it diverged; of several the one that ``choose`` returns."""
+    only = {point for point, _, _ in runs}
+    return only.pop() if len(only) == 1 else _best(runs)
+
+
+def runs_of_points(table: pd.DataFrame) -> list[RunOfPoint]:
+    """Return point, seed and validation accuracy of each record; NaN for one whose point is not chosen."""
     values = table.get(CRITERION, pd.Series(math.nan, table.index)).astype(float)
     candidates = table.get("candidate", pd.Series(True, table.index)) & table["diverged_step"].isna()
-    runs = (table["lr"], table["weight_decay"], table["seed"], values.where(candidates))
-    for lr, weight_decay, seed, score in zip(*runs, strict=True):
-        scores.setdefault((lr, weight_decay), {})[seed] = score
-    return _best(scores, without)
+    columns = table["lr"], table["weight_decay"], table["seed"], values.where(candidates)
+    return [((lr, decay), seed, y) for lr, decay, seed, y in zip(*(each.tolist() for each in columns), strict=True)]
 
 
-def point_of(table: pd.DataFrame) -> GridPoint | None:
-    """Return the only point of a table of records, also if it diverged; of several the one that ``choose`` returns."""
-    only = {*zip(table["lr"].tolist(), table["weight_decay"].tolist(), strict=True)}
-    return only.pop() if len(only) == 1 else choose(table)
-
-
-def at_point(table: pd.DataFrame, point: GridPoint | None) -> pd.DataFrame:
-    """Return the records of a grid point; none if there is no point."""
-    return (
-        table[(table["lr"].to_numpy() == point[0]) & (table["weight_decay"].to_numpy() == point[1])]
-        if point
-        else table[:0]
-    )
-
-
-def _best(scores: dict[GridPoint, dict[int, float]], without: Collection[GridPoint] = ()) -> GridPoint | None:
+def _best(runs: Iterable[RunOfPoint], without: Collection[GridPoint] = ()) -> GridPoint | None:
     """Return the point with the best mean score over its seeds; see ``choose``. A point with NaN is not chosen."""
+    scores: dict[GridPoint, dict[int, float]] = {}
+    for point, seed, score in runs:
+        scores.setdefault(point, {})[seed] = score
     stable = {at: of for at, of in scores.items() if at not in without and not any(map(math.isnan, of.values()))}
 
     best: GridPoint | None = None

@@ -34,7 +34,7 @@ from runners import records
 from runners.mad.chosen import delete_models
 from runners.mad.experiment import Experiment
 from runners.mad.options import START, Options
-from runners.mad.points import CRITERION, FULL, LOST, POINT, Estimate, at_point, choose, ends, point_of, rescaled
+from runners.mad.points import FULL, LOST, Estimate, choose, ends, point_of, rescaled, runs_of_points
 from runners.mad.ranking import OTHER_TIES, TIE, average_ranks, places_by_ties, rule_of
 from runners.mad.rows import RANKED, load_rows
 from runners.mad.tables import printed_table
@@ -91,29 +91,40 @@ def seed_scores(table: pd.DataFrame) -> pd.DataFrame:
         are there.
     """
     number = table["difficulty"].str.extract(r"^rung-(\d+)", expand=False).astype(float)
-    names = [*LAYER, "task", *POINT[1:], "seed", "diverged_step", "candidate", CRITERION]
-    read = table[table.columns.intersection(names)]  # pandas needs half the time for so few
-    known = read.assign(rung=number, validation=rescaled(table, "validation"), score=rescaled(table, "test"))
+    known = table.assign(rung=number, validation=rescaled(table, "validation"), score=rescaled(table, "test"))[
+        number.notna()
+    ]
+    runs, validation, score = runs_of_points(known), known["validation"].tolist(), known["score"].tolist()
+
+    # Rows of each rung: tables of their own would take seconds.
+    ladders: dict[tuple[Any, ...], dict[int, list[int]]] = {}
+    for row, (*names, rung) in enumerate(known[[*LAYER, "task", "rung"]].itertuples(index=False)):
+        ladders.setdefault(tuple(names), {}).setdefault(int(rung), []).append(row)
+
     found = []
-    for names, ladder in known[number.notna()].groupby([*LAYER, "task"], sort=False):
-        tables = dict(iter(ladder.groupby("rung")))
-        points = {rung: point_of(of_rung) for rung, of_rung in tables.items()}
-        at = {rung: at_point(of_rung, points[rung]) for rung, of_rung in tables.items()}
-        means = {rung: of_rung["validation"].mean() for rung, of_rung in at.items()}
-        seeds = sorted({seed for of_rung in at.values() for seed in of_rung["seed"]} or {*ladder["seed"]})
-        largest = [rung for rung, of_rung in at.items() if (of_rung["lr"] == ladder["lr"].max()).any()]
-        chosen = [rung for rung in largest if tables[rung]["lr"].nunique() > 1 and means[rung] < FULL]
+    for key, ladder in ladders.items():
+        points = {rung: point_of([runs[row] for row in ladder[rung]]) for rung in sorted(ladder)}
+        at = {rung: [row for row in ladder[rung] if runs[row][0] == points[rung]] for rung in points}
+        means = {rung: float(pd.Series([validation[row] for row in rows]).mean()) for rung, rows in at.items()}
+        seeds = sorted({runs[row][1] for rows in (at if any(at.values()) else ladder).values() for row in rows})
+        rates = {rung: {runs[row][0][0] for row in rows} for rung, rows in ladder.items()}
+        chosen = [
+            rung
+            for rung, rows in at.items()
+            if rows and len(rates[rung]) > 1 and means[rung] < FULL
+            if runs[rows[0]][0][0] == max(set().union(*rates.values()))
+        ]
         edge = any(means[rung] >= LOST or rung == 1 for rung in chosen)
 
-        for rung in range(1, len(ladder_of(names[-1]).rungs) + 1):
-            own = dict(zip(at[rung]["seed"], at[rung]["score"], strict=True)) if rung in at else {}
+        for rung in range(1, len(ladder_of(key[-1]).rungs) + 1):
+            own = {runs[row][1]: score[row] for row in at.get(rung, ())}
             implied = math.nan
             if points.get(min(rung, START), ()) is None or any(means[r] < LOST for r in means if r < rung):
                 implied = 0.0
             elif any(means[r] >= FULL for r in means if r > rung):
                 implied = 1.0
             of_seeds = [(seed, own.get(seed, math.nan) if own else implied) for seed in seeds]
-            found += [[*names, rung, *of_seed, bool(own), edge] for of_seed in of_seeds]
+            found += [[*key, rung, *of_seed, bool(own), edge] for of_seed in of_seeds]
     return pd.DataFrame(found, columns=[*LAYER, "task", "rung", "seed", "score", "trained", "edge"])
 
 
@@ -294,8 +305,7 @@ def place_of(scores: pd.DataFrame, reference: pd.DataFrame) -> str | None:
     label, standing = found.iloc[0]["layer"], standings(found, {*found["layer"]})
     tier, rank = standing.loc[label, ["tier", "rank"]]
     same = [name for name in standing.index[standing["tier"] == tier] if name != label]
-    more = f" and {len(same) - 5} others" if len(same) > 5 else ""
-    company = f", with {', '.join(same[:5])}{more}" if same else ""
+    company = f", with {', '.join(same[:5])}{f' and {len(same) - 5} others' * (len(same) > 5)}" if same else ""
     place = places_by_ties(standing[["mean"]]).loc[label]
     others = [f"{ordinal(place[tie])} {rule_of(tie)}" for tie in OTHER_TIES if place[tie] != place[TIE]]
     rules = f" ({ordinal(place[TIE])} {rule_of(TIE)}; {', '.join(others) or 'other rules of ties change nothing'})"
