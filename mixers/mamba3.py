@@ -13,7 +13,8 @@ from mixers.base import Shape, State
 from mixers.mamba2 import step_bias
 from mixers.ops.linear_recurrence import matrix_recurrence
 from mixers.ops.numerics import at_least_float32
-from mixers.ops.rotation import before, of_heads, products, rotated, rotated_pairs
+from mixers.ops.rotation import of_heads, products, rotated, rotated_pairs
+from mixers.ops.token_shift import shifted
 from mixers.parts import MixerLayer, RMSNorm, check_at_least, check_heads, joined, linear
 
 SLOWEST = 1e-4
@@ -115,8 +116,8 @@ class Mamba3(MixerLayer):
         # the one before it.
         q, k, qk = rotated_pairs(q, k, self.q_bias_RHN, self.k_bias_RHN, turn.cumsum(1))
         own = now[..., None, None, :] * qk + self.skip_H * torch.eye(self.config.rank, device=qk.device)[..., None]
-        strength = log_decay.exp() * (before(now) + step - now)
-        o = self._recurrence(q, k, strength[..., None, :, None] * before(v), log_decay)
+        strength = log_decay.exp() * (shifted(now) + step - now)
+        o = self._recurrence(q, k, strength[..., None, :, None] * shifted(v), log_decay)
         return self._output(o + _weighted(own, v), gate)
 
     def init_state(self, batch: int) -> State:

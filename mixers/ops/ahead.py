@@ -35,7 +35,7 @@ def skips_launches() -> bool:
 
 
 def repeated(steps: Sequence[T]) -> Sequence[T]:
-    """Return the steps of a loop that launch the same kernels; but a few of them while launches are skipped."""
+    """Return the steps of a loop, which launch the same kernels; while launches are skipped, a few of them."""
     return [*steps[:2], steps[-1]] if _skipping and len(steps) > 2 else steps
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from mixers.ops.numerics import at_least_float32, runs_fused
 from mixers.ops.runs import over_runs
+from mixers.ops.token_shift import shifted
 
 
 def rotated_pairs(
@@ -31,7 +32,7 @@ def rotated_pairs(
         return q.unsqueeze(2), k.unsqueeze(2), qk[:, :, None, None]
 
     q, k = of_heads(q_BTRN, q_bias_RHN), of_heads(k_BTRN, k_bias_RHN)
-    return rotated(q, angle_BTHA), before(rotated(k, angle_BTHA)), products(q, k)
+    return rotated(q, angle_BTHA), shifted(rotated(k, angle_BTHA)), products(q, k)
 
 
 def of_heads(y: Tensor, bias_RHN: Tensor) -> Tensor:
@@ -49,11 +50,6 @@ def rotated(y: Tensor, angle: Tensor) -> Tensor:
     angle = F.pad(angle, (0, pairs.shape[-1] - angle.shape[-1]))[..., None, :, None, :]
     sign = torch.arange(-1, 3, 2, device=y.device)[:, None]
     return (pairs * angle.cos() + pairs.flip(-2) * (sign * angle.sin())).flatten(-2)
-
-
-def before(y_BTX: Tensor) -> Tensor:
-    """Return at each position what stood at the one before it; zeros at the first."""
-    return F.pad(y_BTX[:, :-1], (*(0, 0) * (y_BTX.ndim - 2), 1, 0))
 
 
 def products(q: Tensor, k: Tensor) -> Tensor:

@@ -25,6 +25,6 @@ def token_shifts(x_BTD: Tensor, shift_ND: Tensor) -> tuple[Tensor, ...]:
     return tuple(x_BTD + change_BTD * shift_D for shift_D in shift_ND)
 
 
-def shifted(x_BTD: Tensor) -> Tensor:
-    """Return for each position the input of the position before it; zeros for the first."""
-    return F.pad(x_BTD, (0, 0, 1, 0))[:, :-1]
+def shifted(y_BTX: Tensor) -> Tensor:
+    """Return at each position what stood at the one before it; zeros at the first."""
+    return F.pad(y_BTX[:, :-1], (*(0, 0) * (y_BTX.ndim - 2), 1, 0))

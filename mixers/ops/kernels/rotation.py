@@ -30,6 +30,15 @@ def _halves(ptr: tl.tensor, here: tl.tensor, N: tl.constexpr):
 
 
 @triton.jit
+def _rows(rows: tl.tensor, N: tl.constexpr, E: tl.constexpr, M: tl.constexpr):
+    """Run, rows of a program, their numbers among those of all runs, channels, and whether they exist."""
+    run = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    e_1E = tl.arange(0, E)[None, :]
+    return run, m, (run * rows + m)[:, None], e_1E, (m < rows)[:, None] & (e_1E < N // 2)
+
+
+@triton.jit
 def _turned(y_ME: tl.tensor, z_ME: tl.tensor, cos_ME: tl.tensor, sin_ME: tl.tensor):
     """Channels and their partners after the rotation."""
     return y_ME * cos_ME - z_ME * sin_ME, z_ME * cos_ME + y_ME * sin_ME
@@ -62,11 +71,7 @@ def rotate_fwd_kernel(
        c. rotate the keys before by their own angles and write them, zeros at the first row.
     """
     # 1. Rows.
-    run = tl.program_id(1).to(tl.int64)
-    m = tl.program_id(0) * M + tl.arange(0, M)
-    e_1E = tl.arange(0, E)[None, :]
-    row_M1 = (run * rows + m)[:, None]
-    here_ME = (m < rows)[:, None] & (e_1E < N // 2)
+    run, m, row_M1, e_1E, here_ME = _rows(rows, N, E, M)
     later_ME = here_ME & (m % T > 0)[:, None]
     qy_ME, qz_ME = _halves(q_ptr + row_M1 * N + e_1E, here_ME, N)
     ky_ME, kz_ME = _halves(k_ptr + row_M1 * N + e_1E, here_ME, N)
@@ -129,11 +134,7 @@ def rotate_bwd_kernel(
     3. Write the gradients of queries and keys.
     """
     # 1. Rows.
-    run = tl.program_id(1).to(tl.int64)
-    m = tl.program_id(0) * M + tl.arange(0, M)
-    e_1E = tl.arange(0, E)[None, :]
-    row_M1 = (run * rows + m)[:, None]
-    here_ME = (m < rows)[:, None] & (e_1E < N // 2)
+    run, m, row_M1, e_1E, here_ME = _rows(rows, N, E, M)
     earlier_ME = here_ME & (m % T < T - 1)[:, None]
     at_ME = row_M1 * N + e_1E
     qy_ME, qz_ME = _halves(q_ptr + at_ME, here_ME, N)

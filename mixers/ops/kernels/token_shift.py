@@ -23,11 +23,20 @@ from mixers.ops.method import Method, Optionals, Tensors
 
 
 @triton.jit
-def _tile(rows: tl.tensor, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr):
-    """Rows, channels, offsets of a tile from the first row of a run, and whether they exist."""
+def _tile(
+    x_ptr: tl.tensor, rows: tl.tensor, T: tl.tensor, run: tl.tensor, D: tl.constexpr, W: tl.constexpr, M: tl.constexpr
+):
+    """Rows, channels, offsets from the first row of a run, whether they exist; inputs, and the row before minus them.
+
+    Before the first row of a sequence there are zeros.
+    """
     m = tl.program_id(0) * M + tl.arange(0, M)
     d = tl.program_id(1) * W + tl.arange(0, W)
-    return m, d, m.to(tl.int64)[:, None] * D + d[None, :], (m < rows)[:, None] & (d < D)[None, :]
+    at_MW, here_MW = m.to(tl.int64)[:, None] * D + d[None, :], (m < rows)[:, None] & (d < D)[None, :]
+    x_ptr += run * rows * D
+    x_MW = tl.load(x_ptr + at_MW, here_MW, 0.0).to(tl.float32)
+    change_MW = tl.load(x_ptr + at_MW - D, here_MW & (m % T > 0)[:, None], 0.0).to(tl.float32) - x_MW
+    return m, d, at_MW, here_MW, x_MW, change_MW
 
 
 @triton.jit(do_not_specialize=["rows", "T"])
@@ -42,12 +51,9 @@ def shift_fwd_kernel(
     W: tl.constexpr,
     M: tl.constexpr,
 ):
-    """Read rows and those before them, and write all mixtures; a sequence begins after a row of zeros."""
+    """Write all mixtures of rows."""
     run = tl.program_id(2).to(tl.int64)
-    m, d, at_MW, here_MW = _tile(rows, D, W, M)
-    x_ptr += run * rows * D
-    x_MW = tl.load(x_ptr + at_MW, here_MW, 0.0).to(tl.float32)
-    change_MW = tl.load(x_ptr + at_MW - D, here_MW & (m % T > 0)[:, None], 0.0).to(tl.float32) - x_MW
+    _, d, at_MW, here_MW, x_MW, change_MW = _tile(x_ptr, rows, T, run, D, W, M)
     for n in tl.static_range(N):
         shift_W = tl.load(shift_ptr + (run * N + n) * D + d, d < D, 0.0)
         to_ptr = mixed_ptr + (n * tl.num_programs(2) + run) * rows * D
@@ -70,10 +76,7 @@ def shift_bwd_kernel(
 ):
     """Gradients of rows, which are part of the mixtures there and at the rows after, and their sums for the shifts."""
     run = tl.program_id(2).to(tl.int64)
-    m, d, at_MW, here_MW = _tile(rows, D, W, M)
-    x_ptr += run * rows * D
-    x_MW = tl.load(x_ptr + at_MW, here_MW, 0.0).to(tl.float32)
-    change_MW = tl.load(x_ptr + at_MW - D, here_MW & (m % T > 0)[:, None], 0.0).to(tl.float32) - x_MW
+    m, d, at_MW, here_MW, _, change_MW = _tile(x_ptr, rows, T, run, D, W, M)
     dx_MW = tl.zeros([M, W], tl.float32)
     for n in tl.static_range(N):
         shift_W = tl.load(shift_ptr + (run * N + n) * D + d, d < D, 0.0)
@@ -87,7 +90,7 @@ def shift_bwd_kernel(
 
 
 def token_shifts_method(count: int, dtype: torch.dtype) -> Method:
-    """So many mixtures (R, B, T, D) in ``dtype``. Tensors: x (R, B, T, D), shift (R, N, D) float32."""
+    """``count`` mixtures (R, B, T, D) in ``dtype``. Tensors: x (R, B, T, D), shift (R, N, D) float32."""
 
     def forward(x: Tensor, shift: Tensor) -> tuple[Tensors, Tensors]:
         mixed = torch.empty(count, *x.shape, dtype=dtype, device=x.device)
