@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from einops import rearrange
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from mixers.base import Shape, State
 from mixers.ops.linear_recurrence import matrix_recurrence, matrix_step, unit
 from mixers.ops.numerics import at_least_float32
-from mixers.ops.token_shift import shifted, token_shifts
+from mixers.ops.token_shift import token_shifts
 from mixers.options import switch
 from mixers.parts import HeadNorm, MixerLayer, check_at_least, check_heads, linear
 
@@ -28,7 +28,11 @@ class LowRank(nn.Module):
         self.bias_D = nn.Parameter(bias_D)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.bias_D + self.up(self.f(self.down(x)))
+        return self.bias_D + self.change(x)
+
+    def change(self, x: Tensor) -> Tensor:
+        """Return what ``x`` adds to the bias."""
+        return self.up(self.f(self.down(x)))
 
 
 class RWKV(MixerLayer):
@@ -47,6 +51,8 @@ class RWKV(MixerLayer):
 
         heads: int = 4
 
+    MIXED: ClassVar[tuple[str, ...]]
+    """Maps whose inputs are mixed with those of the position before."""
     config: Config
 
     def __init__(self, config: Config, shape: Shape) -> None:
@@ -110,6 +116,7 @@ class RWKV6(RWKV):
         shift_rank: int = 32
         decay_rank: int = 64
 
+    MIXED = ("r", "k", "v", "gate", "decay")
     config: Config
 
     def __init__(self, config: Config, shape: Shape) -> None:
@@ -128,30 +135,26 @@ class RWKV6(RWKV):
         self.bonus_D = nn.Parameter(0.1 * ((torch.arange(width) + 1) % 3 - 1))
 
     def mix(self, x_BTD: Tensor) -> Tensor:
-        tensors, gate = self._project(x_BTD, shifted(x_BTD))
+        (guide_BTD,) = token_shifts(x_BTD, self.shift_D[None])
+        shifts = [cast(LowRank, self.shifts[name]) for name in self.MIXED]
+        biases_ND = torch.stack([shift.bias_D for shift in shifts])
+        mixed = token_shifts(x_BTD, biases_ND, *(shift.change(guide_BTD) for shift in shifts))
+        tensors, gate = self._project(mixed)
         o_BTHK = matrix_recurrence(*tensors, bonus_HK=self.heads(self.bonus_D))
         return self.out(self.head_norm(o_BTHK) * gate)
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        tensors, gate = self._project(x_BD, state["x"])
+        step_BD = state["x"] - x_BD
+        guide_BD = x_BD + step_BD * self.shift_D
+        tensors, gate = self._project([x_BD + step_BD * self.shifts[name](guide_BD) for name in self.MIXED])
         o_BHK, S_BHKK = matrix_step(state["S"], *tensors, bonus_HK=self.heads(self.bonus_D))
         return self.out(self.head_norm(o_BHK) * gate), {"S": S_BHKK, "x": x_BD}
 
-    def _project(self, x: Tensor, before: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    def _project(self, mixed: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
         """Return the arguments q, k, v, g of ``matrix_recurrence``, and the gate."""
-        # Token shifts.
-        change = before - x
-        guide = x + change * self.shift_D
-        r, k, v, gate, decay = (
-            self.get_submodule(name)(x + change * self.shifts[name](guide)) for name in ("r", "k", "v", "gate", "decay")
-        )
-
+        r, k, v, gate, decay = (self.get_submodule(name)(y) for name, y in zip(self.MIXED, mixed, strict=True))
         r, k, v, log_decay = (self.heads(y) for y in (r, k, v, -at_least_float32(decay).clamp(max=5).exp()))
         return (r, k, v, log_decay), F.silu(gate)
-
-
-MIXED = ("r", "k", "v", "gate", "decay", "rate")
-"""Maps of RWKV-7 whose inputs are mixed with those of the position before."""
 
 
 class RWKV7(RWKV):
@@ -209,6 +212,7 @@ class RWKV7(RWKV):
         gate_rank: int = 64
         negative_eigenvalues: bool = switch(False)
 
+    MIXED = (*RWKV6.MIXED, "rate")
     config: Config
 
     def __init__(self, config: Config, shape: Shape) -> None:
@@ -238,17 +242,17 @@ class RWKV7(RWKV):
 
     def mix_one(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
         change_BD = state["x"] - x_BD
-        tensors, gate = self._project([x_BD + change_BD * self.shifts_D[name] for name in MIXED])
+        tensors, gate = self._project([x_BD + change_BD * self.shifts_D[name] for name in self.MIXED])
         o_BHK, S_BHKK = matrix_step(state["S"], *tensors)
         return self._output(o_BHK, *tensors[:3], gate), {"S": S_BHKK, "x": x_BD}
 
     def _mixed(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         """Return the inputs of the maps that ``MIXED`` names."""
-        return token_shifts(x_BTD, torch.stack([self.shifts_D[name] for name in MIXED]))
+        return token_shifts(x_BTD, torch.stack([self.shifts_D[name] for name in self.MIXED]))
 
     def _project(self, mixed: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
         """Return the arguments q, k, v, g, a, b of ``matrix_recurrence``, and the gate."""
-        r, k, v, gate, decay, rate = (self.get_submodule(name)(y) for name, y in zip(MIXED, mixed, strict=True))
+        r, k, v, gate, decay, rate = (self.get_submodule(name)(y) for name, y in zip(self.MIXED, mixed, strict=True))
 
         # Learning rates, decays, removal keys and replacement keys.
         rate = rate.sigmoid()

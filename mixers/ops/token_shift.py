@@ -11,18 +11,26 @@ from mixers.ops.numerics import runs_fused
 from mixers.ops.runs import over_runs
 
 
-def token_shifts(x_BTD: Tensor, shift_ND: Tensor) -> tuple[Tensor, ...]:
+def token_shifts(x_BTD: Tensor, shift_ND: Tensor, *change_BTD: Tensor) -> tuple[Tensor, ...]:
     """Return ``x_t + (x_{t-1} - x_t) * shift`` (B, T, D) for each shift, with zeros before the first position.
 
     Under bfloat16 autocast on a GPU the results are bfloat16, because matrix products read them.
+
+    Args:
+        x_BTD: inputs.
+        shift_ND: shifts.
+        change_BTD: what each position adds to each shift; none if nothing.
     """
     if runs_fused(x_BTD):
         from mixers.ops.kernels.token_shift import token_shifts_method
 
-        return over_runs(token_shifts_method(len(shift_ND), torch.bfloat16), x_BTD, shift_ND)
+        return over_runs(token_shifts_method(len(shift_ND), torch.bfloat16), x_BTD, shift_ND, *change_BTD)
 
-    change_BTD = shifted(x_BTD) - x_BTD
-    return tuple(x_BTD + change_BTD * shift_D for shift_D in shift_ND)
+    step_BTD = shifted(x_BTD) - x_BTD
+    shifts = (
+        [shift_D + change for shift_D, change in zip(shift_ND, change_BTD, strict=True)] if change_BTD else shift_ND
+    )
+    return tuple(x_BTD + step_BTD * shift for shift in shifts)
 
 
 def shifted(y_BTX: Tensor) -> Tensor:

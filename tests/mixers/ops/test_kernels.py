@@ -142,9 +142,10 @@ def rotation_case(R: int, B: int, T: int, H: int, N: int, A: int) -> Case:
     return Case(plain, rotated_pairs_method, [draw(R, B, T, N), draw(R, B, T, N)], parameters)
 
 
-def shift_case(R: int, B: int, T: int, D: int, N: int) -> Case:
+def shift_case(R: int, B: int, T: int, D: int, N: int, changes: bool = False) -> Case:
     draw = Draw(R, B, T, D, N)
-    return Case(token_shifts, partial(token_shifts_method, N), [draw(R, B, T, D)], [draw(R, N, D)])
+    parameters = [draw(R, N, D), *(draw(R, B, T, D) for _ in range(N if changes else 0))]
+    return Case(token_shifts, partial(token_shifts_method, N), [draw(R, B, T, D)], parameters)
 
 
 SMALL = {
@@ -163,6 +164,7 @@ SMALL = {
     "shift": shift_case(2, 3, 7, 24, 3),
     "shift-one-row": shift_case(1, 1, 1, 1, 1),
     "shift-many-rows": shift_case(2, 3, 23, 136, 2),
+    "shift-by-position": shift_case(2, 3, 23, 136, 2, changes=True),
     "attention": attention_case(2, 2, 7, 32, 4),
     "attention-one-position": attention_case(1, 1, 1, 16, 1),
     "attention-long": attention_case(1, 1, 131, 32, 2),
@@ -184,6 +186,7 @@ LARGE = {
     "rotation-wide": partial(rotation_case, 1, 5, 63, 16, 128, 33),
     "shift": partial(shift_case, 3, 16, 100, 128, 6),
     "shift-wide": partial(shift_case, 1, 5, 63, 1000, 6),
+    "shift-by-position": partial(shift_case, 3, 16, 100, 128, 5, changes=True),
     "attention-8": partial(attention_case, 3, 8, 100, 128, 16),
     "attention-16": partial(attention_case, 1, 3, 63, 64, 4),
     "attention-32": partial(attention_case, 1, 3, 220, 128, 4),
@@ -226,7 +229,7 @@ def test_interpreted_in_16_bits(name: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["norm", "project", "mlp", "rotation", "shift", "attention"])
+@pytest.mark.parametrize("name", ["norm", "project", "mlp", "rotation", "shift-by-position", "attention"])
 def test_takes_tensors_of_any_layout(name: str) -> None:
     """As when all runs read the same tokens, where ``vmap`` hands over the run axis in the middle."""
     case = SMALL[name]
@@ -269,7 +272,9 @@ def test_bfloat16_is_as_exact_as_plain_pytorch(name: str) -> None:
 
 @pytest.mark.gpu
 @on_gpu
-@pytest.mark.parametrize("name", ["norm", "project", "mlp", "rotation", "shift", "attention-8", "attention-64"])
+@pytest.mark.parametrize(
+    "name", ["norm", "project", "mlp", "rotation", "shift-by-position", "attention-8", "attention-64"]
+)
 def test_bitwise_repeatable(name: str) -> None:
     case = LARGE[name]()
     check_repeats(partial(fused, case, torch.bfloat16))
