@@ -236,8 +236,10 @@ def test_gpu(name: str, sizes: tuple[int, ...]) -> None:
     for n, (y, y_again, y_plain, reference) in enumerate(zip(got, again, plain, want, strict=True)):
         assert torch.equal(y, y_again), n
         if reference.any():
-            # Plain PyTorch keeps these gradients in float32. With many rows the kernels' rounding averages out.
-            rounding = 2**-9 if set(sizes[:3]) == {1} and n > KERNELS[name].halves else 1e-6
+            # Plain PyTorch keeps these gradients in float32. With many rows the kernels' roundings average out: that of
+            # the gates, and in the loop that of their gradients.
+            alone = set(sizes[:3]) == {1} and n > KERNELS[name].halves
+            rounding = (2 if name == "lstm_loop" else 1) * 2**-9 if alone else 1e-6
             assert error(y, reference) <= KERNELS[name].times * error(y_plain, reference) + rounding, n
         else:
             assert not y.any(), n
