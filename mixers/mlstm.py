@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers.base import Shape, State
+from mixers.ops.block_maps import block_maps
 from mixers.ops.linear_recurrence import matrix_step, weighted_recurrence, with_ones
-from mixers.ops.numerics import at_least_float32, runs_fused
-from mixers.parts import MixerLayer, ShortConvolution, check_at_least, check_heads, linear, products
+from mixers.ops.numerics import at_least_float32
+from mixers.parts import MixerLayer, ShortConvolution, check_at_least, check_heads, linear
 
 HEAD_EPS = 1e-5
 """Epsilon of the norm of each head."""
@@ -131,15 +132,10 @@ class MLSTM(MixerLayer):
         # Gates read maps of the inputs, so they are maps of the inputs themselves.
         gates_G3NO = self.gates.unflatten(1, self.qkv.shape[:3])
         of_q, of_k, of_v = (gates_G3NO[..., None] * self.qkv).sum(-2).flatten(2).unbind(1)
-        if runs_fused(x):
-            q, k, gates = products(convolved, *map(_dense, self.qkv[:2]), of_q + of_k)
-            v, more = products(x, _dense(self.qkv[2]), of_v)
-        else:
-            q, k, v = (_in_blocks(y, blocks) for y, blocks in zip((convolved, convolved, x), self.qkv, strict=True))
-            gates, more = F.linear(convolved, of_q + of_k), F.linear(x, of_v)
+        gates = at_least_float32(F.linear(convolved, of_q + of_k)) + at_least_float32(F.linear(x, of_v))
 
-        log_i, log_f = (at_least_float32(gates) + at_least_float32(more)).chunk(2, dim=-1)
-        q, k, v = (rearrange(y, "... (h k) -> ... h k", h=heads) for y in (q, k, v))
+        log_i, log_f = gates.chunk(2, dim=-1)
+        q, k, v = (rearrange(y, "... (h k) -> ... h k", h=heads) for y in block_maps(convolved, x, self.qkv))
         return q, k, v, log_i + self.input_bias_H, F.logsigmoid(log_f + self.forget_bias_H)
 
     @staticmethod
@@ -168,14 +164,3 @@ def running_sum(x_BTH: Tensor) -> Tensor:
     within_BNTH = F.pad(x_BTH, (0, 0, 0, -length % BLOCK)).unflatten(1, (-1, BLOCK)).cumsum(2)
     before_BNH = F.pad(within_BNTH[:, :-1, -1].cumsum(1), (0, 0, 1, 0))
     return (within_BNTH + before_BNH[:, :, None]).flatten(1, 2)[:, :length]
-
-
-def _in_blocks(x: Tensor, blocks_NOI: Tensor) -> Tensor:
-    """Map each block of channels of (..., D) by its own matrix."""
-    return torch.einsum("...ni,noi->...no", x.unflatten(-1, (len(blocks_NOI), -1)), blocks_NOI).flatten(-2)
-
-
-def _dense(blocks_NOI: Tensor) -> Tensor:
-    """Return the matrix (D, D) with blocks on its diagonal, of which one product is faster than many small ones."""
-    identity = torch.eye(len(blocks_NOI), dtype=blocks_NOI.dtype, device=blocks_NOI.device)
-    return (blocks_NOI[:, :, None, :] * identity[:, None, :, None]).flatten(2).flatten(0, 1)

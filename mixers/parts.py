@@ -182,19 +182,14 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 def joined(x: Tensor, *maps: nn.Linear) -> tuple[Tensor, ...]:
     """Return the outputs of linear maps without biases of the same inputs, in fused kernels as one product.
 
-    A product of few outputs takes as long as one of many, because it reads the inputs, too.
+    A product of few outputs takes as long as one of many, because it reads the inputs, too. Its results are slices of
+    rows that are 16 n numbers apart; at other distances Triton's kernels read numbers one by one.
     """
-    return products(x, *(y.weight for y in maps)) if runs_fused(x) else tuple(y(x) for y in maps)
-
-
-def products(x: Tensor, *weights_ED: Tensor) -> tuple[Tensor, ...]:
-    """Return the products of inputs and matrices, computed as one: slices of rows that are 16 n numbers apart.
-
-    At other distances Triton's kernels read numbers one by one.
-    """
-    sizes = [weight_ED.shape[0] for weight_ED in weights_ED]
+    if not runs_fused(x):
+        return tuple(y(x) for y in maps)
+    sizes = [y.out_features for y in maps]
     rest = -sum(sizes) % 16
-    weight_ED = F.pad(torch.cat(weights_ED), (0, 0, 0, rest))
+    weight_ED = F.pad(torch.cat([y.weight for y in maps]), (0, 0, 0, rest))
     return tuple(F.linear(x, weight_ED).split([*sizes, rest], dim=-1)[:-1])
 
 

@@ -39,7 +39,7 @@ REPEAT_MS = 20.0
 """A repeat consists of the passes that fill this time."""
 CHECK_LENGTH, CHECK_RUNS, CHECK_BATCH = 100, 2, 4
 UNREAD = 4
-"""First positions whose outputs get no gradient: of few pairs a read may be next to 0, and a norm divides by its size."""
+"""First positions whose outputs get no gradient: a read of few pairs may be next to 0, and a norm divides by it."""
 FLOAT32_BOUND = 1e-5
 """Relative error that is accepted in float32."""
 LOW_FACTOR = 2.0

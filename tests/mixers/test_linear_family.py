@@ -127,16 +127,6 @@ def test_sums_in_blocks_are_those_of_all_positions(length: int) -> None:
     torch.testing.assert_close(vmap(running_sum)(x), x.cumsum(2), rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("heads", [1, 2])
-def test_mlstm_has_the_same_maps_as_dense_products(monkeypatch: pytest.MonkeyPatch, heads: int) -> None:
-    torch.manual_seed(0)
-    layer = MLSTM(MLSTM.Config(heads=heads, block=2), Shape(width=WIDTH, mlp_width=8)).double()
-    layer.gates.data.normal_()
-    blocks = layer.mix(sequence()[None])
-    monkeypatch.setattr("mixers.mlstm.runs_fused", lambda x: True)
-    torch.testing.assert_close(layer.mix(sequence()[None]), blocks, rtol=1e-12, atol=1e-12)
-
-
 def test_rwkv6_has_finite_gradients_at_the_strongest_decays() -> None:
     layer = build(RWKV6)
     layer.decay.bias_D.data.fill_(1000.0)

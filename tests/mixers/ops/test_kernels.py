@@ -16,7 +16,9 @@ triton = pytest.importorskip("triton")
 
 from mixers.base import Shape  # noqa: E402
 from mixers.ops.attention import alibi_slopes  # noqa: E402
+from mixers.ops.block_maps import block_maps  # noqa: E402
 from mixers.ops.kernels.attention import attention_method  # noqa: E402
+from mixers.ops.kernels.block_maps import block_maps_method  # noqa: E402
 from mixers.ops.kernels.embedding import embedding_method  # noqa: E402
 from mixers.ops.kernels.mlp import mlp_method  # noqa: E402
 from mixers.ops.kernels.norm import rms_norm_method  # noqa: E402
@@ -148,6 +150,12 @@ def shift_case(R: int, B: int, T: int, D: int, N: int, changes: bool = False) ->
     return Case(token_shifts, partial(token_shifts_method, N), [draw(R, B, T, D)], parameters)
 
 
+def maps_case(R: int, B: int, T: int, D: int, I: int) -> Case:
+    draw = Draw(R, B, T, D, I)
+    data = [draw(R, B, T, D), draw(R, B, T, D), draw(R, 3, D // I, I, I)]
+    return Case(block_maps, lambda _: block_maps_method(), data, [])
+
+
 SMALL = {
     "norm": norm_case(2, 3, 5, 24),
     "norm-wide": norm_case(1, 2, 3, 300),
@@ -165,6 +173,9 @@ SMALL = {
     "shift-one-row": shift_case(1, 1, 1, 1, 1),
     "shift-many-rows": shift_case(2, 3, 23, 136, 2),
     "shift-by-position": shift_case(2, 3, 23, 136, 2, changes=True),
+    "maps": maps_case(2, 3, 7, 32, 4),
+    "maps-one-row": maps_case(1, 1, 1, 16, 1),
+    "maps-many-rows": maps_case(2, 3, 200, 192, 16),
     "attention": attention_case(2, 2, 7, 32, 4),
     "attention-one-position": attention_case(1, 1, 1, 16, 1),
     "attention-long": attention_case(1, 1, 131, 32, 2),
@@ -187,6 +198,8 @@ LARGE = {
     "shift": partial(shift_case, 3, 16, 100, 128, 6),
     "shift-wide": partial(shift_case, 1, 5, 63, 1000, 6),
     "shift-by-position": partial(shift_case, 3, 16, 100, 128, 5, changes=True),
+    "maps": partial(maps_case, 3, 16, 100, 128, 4),
+    "maps-wide": partial(maps_case, 1, 5, 333, 2048, 4),
     "attention-8": partial(attention_case, 3, 8, 100, 128, 16),
     "attention-16": partial(attention_case, 1, 3, 63, 64, 4),
     "attention-32": partial(attention_case, 1, 3, 220, 128, 4),
@@ -229,7 +242,7 @@ def test_interpreted_in_16_bits(name: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["norm", "project", "mlp", "rotation", "shift-by-position", "attention"])
+@pytest.mark.parametrize("name", ["norm", "project", "mlp", "rotation", "shift-by-position", "maps", "attention"])
 def test_takes_tensors_of_any_layout(name: str) -> None:
     """As when all runs read the same tokens, where ``vmap`` hands over the run axis in the middle."""
     case = SMALL[name]
@@ -273,7 +286,7 @@ def test_bfloat16_is_as_exact_as_plain_pytorch(name: str) -> None:
 @pytest.mark.gpu
 @on_gpu
 @pytest.mark.parametrize(
-    "name", ["norm", "project", "mlp", "rotation", "shift-by-position", "attention-8", "attention-64"]
+    "name", ["norm", "project", "mlp", "rotation", "shift-by-position", "maps", "attention-8", "attention-64"]
 )
 def test_bitwise_repeatable(name: str) -> None:
     case = LARGE[name]()
