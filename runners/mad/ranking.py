@@ -29,7 +29,7 @@ from runners.tables import COSTS, FOOTNOTE, abbreviated, cost_cells, fits, ordin
 
 SHARED = ("task_config", "width", "mlp_width", "layers", "steps", "batch_size", "evaluations", "optimizer")
 """Settings that comparable results share, beside task, grid and seeds."""
-COUNTS = ("better", "tied", "worse")
+COUNTS = ("ahead", "tied", "behind")
 """Columns that count the other layers."""
 TRANSFORMER = "transformer"
 TOKENS = "test.token_accuracy"
@@ -54,7 +54,7 @@ def beside(own: pd.DataFrame, reference: pd.DataFrame | None) -> tuple[pd.DataFr
     Returns:
         Chosen points as ``labelled`` returns them, with more columns: ``own``; ``group``, a number that comparable
         results share, NaN for a study without reference rows; ``rank``, NA for a row without group or accuracy; and
-        ``better``, ``tied`` and ``worse``, the numbers of other layers of the group.
+        ``ahead``, ``tied`` and ``behind``, the numbers of other layers of the group.
     """
     studies = labelled(chosen(points(own))).assign(own=True, group=math.nan)
     if reference is None:
@@ -119,13 +119,13 @@ def best_first(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def place_of(row: Row) -> str:
-    """Return the place of a row in words: "10th of 22: 2 better, 18 tied, 1 worse"; or why it has no rank."""
+    """Return the place of a row in words: "10th of 22: 2 ahead, 18 tied, 1 behind"; or why it has no rank."""
     if not row["chosen"]:
         return "no rank: no point converged"
     if math.isnan(row[TOKENS]):
         return "no rank: no test accuracy"
     counts = [row[name] for name in COUNTS]
-    return f"{ordinal(row['rank'])} of {1 + sum(counts)}: {counts[0]} better, {counts[1]} tied, {counts[2]} worse"
+    return f"{ordinal(row['rank'])} of {1 + sum(counts)}: {counts[0]} ahead, {counts[1]} tied, {counts[2]} behind"
 
 
 def print_results(found: pd.DataFrame, reasons: Sequence[str], console: Console, verbose: bool) -> None:
@@ -305,13 +305,13 @@ def intervals(found: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 
 def _ranked(found: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with the columns ``rank``, ``better``, ``tied`` and ``worse``."""
+    """Return rows with the columns ``rank``, ``ahead``, ``tied`` and ``behind``."""
     means, (low, high) = _means(found), intervals(found)
     groups, counts = found["group"].where(means.notna()), []
     for i in found.index:
         others = (groups == groups[i]) & (found.index != i)
-        better, worse = (others & (low > high[i])).sum(), (others & (high < low[i])).sum()
-        counts.append((int(better), int(others.sum() - better - worse), int(worse)))
+        ahead, behind = (others & (low > high[i])).sum(), (others & (high < low[i])).sum()
+        counts.append((int(ahead), int(others.sum() - ahead - behind), int(behind)))
     ranks = means.groupby(groups).rank(ascending=False, method="min").astype("Int64")
     numbers = pd.DataFrame(counts, found.index, columns=COUNTS)
     return pd.concat([found, ranks.rename("rank"), numbers], axis=1)

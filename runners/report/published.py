@@ -34,7 +34,7 @@ figures beside ours. `python -m runners.report.published` writes this page.
 {%- if one.ours %} *{{ claim(one.ours).claim }}* (`{{ one.ours }}`){% endif %}
 {% endfor %}{% endfor -%}
 """
-TITLES = {"agrees": "Agrees", "partly": "Agrees in part", "differs": "Differs", "not shown": "Not shown"}
+TITLES = {"agrees": "Agrees", "partly": "Agrees in part", "differs": "Differs", "not shown": "Not tested"}
 """Headings of the page by verdict."""
 
 

@@ -50,7 +50,7 @@ def places_of(intervals: Mapping[str, Interval], own: str) -> tuple[int, str]:
     better = sum(other > high for _, other, _ in others)
     worse = sum(other < low for *_, other in others)
     rank = 1 + sum(round(other - mean, 12) > 0 for other, *_ in others)
-    return rank, f"of {len(intervals)}: {better} better, {len(others) - better - worse} tied, {worse} worse"
+    return rank, f"of {len(intervals)}: {better} ahead, {len(others) - better - worse} tied, {worse} behind"
 
 
 @pytest.mark.usefixtures("undiagnosed", "wide_terminal")
@@ -74,7 +74,7 @@ def test_the_last_ten_lines_say_where_the_layer_stands(
         rank, counts = places_of(found, "gla")
         own = re.split(r"  +", re.search(rf"^(→ gla|{task}.*?)  .*–.*$", text, re.MULTILINE)[0])  # type: ignore[index]
         assert own[1] == as_shown(mine)
-        assert own[3:] == [f"{rank} of 4", *re.findall(r"(\d+) (?:better|tied|worse)", counts)]
+        assert own[3:] == [f"{rank} of 4", *re.findall(r"(\d+) (?:ahead|tied|behind)", counts)]
         if len(tasks) == 1:
             place = re.compile(rf"gla on {task} \(custom\): {rank}(st|nd|rd|th) {counts}$")
             assert any(map(place.match, last))
@@ -82,7 +82,7 @@ def test_the_last_ten_lines_say_where_the_layer_stands(
             # Its neighbours, and the Transformer.
             order = sorted(found, key=lambda name: -found[name][0])
             at = order.index("gla")
-            shown = [line.split()[0] for line in last if re.search(r"\d of 4", line) and "better" not in line]
+            shown = [line.split()[0] for line in last if re.search(r"\d of 4", line) and "ahead" not in line]
             assert {"transformer", *order[max(0, at - 1) : at], *order[at + 1 : at + 2]} <= {*shown}
 
     if len(tasks) > 1:

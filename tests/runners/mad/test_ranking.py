@@ -40,9 +40,9 @@ def test_layers_are_told_apart_by_their_intervals() -> None:
     rows = table(*reference(gla=0.2, rt=0.6, retnet=0.4, lstm=0.75, lru=None))
     found = ranking(table(*own), rows).set_index("label")
     assert found["rank"].dropna().to_dict() == {"lstm": 1, "rt": 2, "mine": 3, "retnet": 4, "gla": 5}
-    assert found.loc["mine", ["better", "tied", "worse"]].tolist() == [1, 2, 1]
+    assert found.loc["mine", ["ahead", "tied", "behind"]].tolist() == [1, 2, 1]
     assert found["own"].to_dict() == {name: name == "mine" for name in found.index}
-    assert "mine on parity: 3rd of 5: 1 better, 2 tied, 1 worse\n" in printed(own, rows)
+    assert "mine on parity: 3rd of 5: 1 ahead, 2 tied, 1 behind\n" in printed(own, rows)
 
 
 def test_equal_means_share_the_smaller_rank() -> None:
@@ -65,8 +65,8 @@ def test_what_diverged_has_no_rank_and_counts_in_none(diverged: str) -> None:
     own, rows = (table(*(one for one in runs if (one.layer == "mine") == mine)) for mine in (True, False))
     found = ranking(own, rows).set_index(["setting", "label"])
     assert pd.isna(found.loc[("mqar", diverged), "rank"])
-    assert found.loc[("mqar", "rt"), ["rank", "better", "tied", "worse"]].tolist() == [1, 0, 0, 1]
-    assert found.loc[("parity", "rt"), "worse"] == 2
+    assert found.loc[("mqar", "rt"), ["rank", "ahead", "tied", "behind"]].tolist() == [1, 0, 0, 1]
+    assert found.loc[("parity", "rt"), "behind"] == 2
     mine = [one for one in runs if one.layer == "mine"]
     text, alone = printed(mine, rows), printed([one for one in mine if one.task == "mqar"], rows)
     if diverged == "mine":
@@ -76,7 +76,7 @@ def test_what_diverged_has_no_rank_and_counts_in_none(diverged: str) -> None:
     else:
         assert cells_of(text, "mqar") == [["mqar", "0.700", "0.350", "2 of 2", "1", "0", "0"]]
         assert "mine over 3 tasks: 2nd of 2 by mean rank, 2.0; beside it rt 1.0\n" in text
-        assert "mine on mqar: 2nd of 2: 1 better, 0 tied, 0 worse\n" in alone
+        assert "mine on mqar: 2nd of 2: 1 ahead, 0 tied, 0 behind\n" in alone
 
 
 @pytest.mark.parametrize("width", [60, 200])
