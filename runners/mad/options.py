@@ -82,10 +82,11 @@ class Options(Tracking):
             or all.
         task: tasks to train on: registered names, package.module:Class, or all, the ten of the published table.
         difficulty: baseline, all (every sweep of the task), or names such as vocab-size-32.
-        preset: grid is the published grid; full is the reference protocol, that of the reference results: the wide grid
-            with five seeds of the chosen point; quick trains every task in a small setting, in minutes on a laptop, and
-            is not the reference protocol; demo trains one RT layer and one Transformer layer on a short recall; profile
-            trains the ladder of difficulty of each task and says where the layer breaks.
+        preset: grid is that of the paper, one seed, without reference rows; full is the reference protocol, that of the
+            reference results: the wide grid with five seeds of the chosen point; quick trains every task in a small
+            setting, in minutes on a laptop, and is not the reference protocol; demo trains one RT layer and one
+            Transformer layer on a short recall; profile trains the ladder of difficulty of each task and says where the
+            layer breaks.
         seeds: repetitions with seeds 0, 1, ...; more than one gives means with 95% intervals.
         seeds_of: all repeats every grid point; chosen trains the grid with seed 0, then repeats the chosen point.
         lr: peak learning rates; unless given, those of the preset: 1e-4, 5e-4, 1e-3, with full 2e-3 and 5e-3, too.
