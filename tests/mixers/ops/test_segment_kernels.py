@@ -72,12 +72,12 @@ def forgetting_case(R: int, B: int, T: int, D: int, H: int) -> Case:
 
 
 def path_case(R: int, B: int, T: int, D: int, H: int, *, gated: bool = False) -> Case:
-    """Strengths from 0 to 2, at which products change signs; some directions are equal; most gates are nearly open."""
+    """Strengths from 0 to 2, at which products change signs; neighbouring directions are equal."""
     draw = Draw(R, B, T, D, H)
     q, k, v, w = (draw(R, B, T, D) for _ in range(4))
     w[:, :, 1::3] = w[:, :, : T - 1 : 3]
     beta = 2 * (2 * draw(R, B, T, H)).sigmoid()
-    c = F.logsigmoid(3 * draw(R, B, H, T) + 6).cumsum(-1).float().double()
+    c = F.logsigmoid(3 * draw(R, B, H, T)).cumsum(-1).float().double()
 
     def plain(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *c: Tensor) -> Tensor:
         logits = path_logits(q, k, w, beta)
@@ -270,8 +270,6 @@ SMALL = {
     "path": partial(path_case, 2, 1, 35, 16, 1),
     "path-gated": partial(path_case, 1, 1, 66, 24, 1, gated=True),
     "path-one-position": partial(path_case, 1, 1, 1, 16, 2),
-    "path-long": partial(path_case, 1, 1, 100, 16, 1),
-    "path-one-chunk": partial(path_case, 1, 2, 32, 16, 1, gated=True),
     "relative": partial(relative_case, 2, 2, 21, 32, 4, 4),
     "relative-one-position": partial(relative_case, 1, 1, 1, 16, 1, 8),
     "relative-one-segment": partial(relative_case, 3, 1, 5, 16, 2, 8),
@@ -358,15 +356,6 @@ def test_a_run_alone_and_in_company_agree(name: str) -> None:
     together, *_ = case.method.forward(*tensors)
     alone, *_ = case.method.forward(*(y[1:] for y in tensors))
     assert torch.equal(alone[0], together[0][1:])
-
-
-@interpreted
-def test_path_goes_through_heads_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of three heads, then the last one."""
-    case = path_case(1, 3, 66, 16, 1, gated=True)
-    whole = fused(case, torch.float32)
-    monkeypatch.setattr("mixers.ops.kernels.path_attention.SCRATCH", 5 * 2 * 3 * 32 * 16 * 4 // 2)
-    assert all(torch.equal(a, b) for a, b in zip(fused(case, torch.float32), whole, strict=True))
 
 
 @interpreted
