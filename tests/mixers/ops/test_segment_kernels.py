@@ -72,12 +72,12 @@ def forgetting_case(R: int, B: int, T: int, D: int, H: int) -> Case:
 
 
 def path_case(R: int, B: int, T: int, D: int, H: int, *, gated: bool = False) -> Case:
-    """Strengths from 0 to 2, at which products change signs; neighbouring directions are equal."""
+    """Strengths from 0 to 2, at which products change signs; some directions are equal; most gates are nearly open."""
     draw = Draw(R, B, T, D, H)
     q, k, v, w = (draw(R, B, T, D) for _ in range(4))
     w[:, :, 1::3] = w[:, :, : T - 1 : 3]
     beta = 2 * (2 * draw(R, B, T, H)).sigmoid()
-    c = F.logsigmoid(3 * draw(R, B, H, T)).cumsum(-1).float().double()
+    c = F.logsigmoid(3 * draw(R, B, H, T) + 6).cumsum(-1).float().double()
 
     def plain(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *c: Tensor) -> Tensor:
         logits = path_logits(q, k, w, beta)
@@ -270,6 +270,8 @@ SMALL = {
     "path": partial(path_case, 2, 1, 35, 16, 1),
     "path-gated": partial(path_case, 1, 1, 66, 24, 1, gated=True),
     "path-one-position": partial(path_case, 1, 1, 1, 16, 2),
+    "path-long": partial(path_case, 1, 1, 100, 16, 1),
+    "path-one-chunk": partial(path_case, 1, 2, 32, 16, 1, gated=True),
     "relative": partial(relative_case, 2, 2, 21, 32, 4, 4),
     "relative-one-position": partial(relative_case, 1, 1, 1, 16, 1, 8),
     "relative-one-segment": partial(relative_case, 3, 1, 5, 16, 2, 8),
