@@ -49,7 +49,6 @@ def shift_fwd_kernel(
     mixed_ptr: tl.tensor,
     rows: tl.tensor,
     T: tl.tensor,
-    CHANGES: tl.constexpr,
     N: tl.constexpr,
     D: tl.constexpr,
     W: tl.constexpr,
@@ -61,7 +60,7 @@ def shift_fwd_kernel(
     for n in tl.static_range(N):
         first = (n * tl.num_programs(2) + run) * rows * D
         shift_MW = tl.load(shift_ptr + (run * N + n) * D + d, d < D, 0.0)[None, :]
-        if CHANGES:
+        if change_ptr is not None:
             shift_MW += tl.load(change_ptr + first + at_MW, here_MW, 0.0).to(tl.float32)
         tl.store(mixed_ptr + first + at_MW, x_MW + step_MW * shift_MW, here_MW)
 
@@ -77,7 +76,6 @@ def shift_bwd_kernel(
     dchange_ptr: tl.tensor,
     rows: tl.tensor,
     T: tl.tensor,
-    CHANGES: tl.constexpr,
     N: tl.constexpr,
     D: tl.constexpr,
     W: tl.constexpr,
@@ -94,7 +92,7 @@ def shift_bwd_kernel(
         dy_MW = tl.load(dmixed_ptr + first + at_MW, here_MW, 0.0).to(tl.float32)
         after_MW = tl.load(dmixed_ptr + first + at_MW + D, followed_MW, 0.0).to(tl.float32)
         dx_MW += dy_MW + (after_MW - dy_MW) * shift_W[None, :]
-        if CHANGES:
+        if change_ptr is not None:
             change_MW = tl.load(change_ptr + first + at_MW, here_MW, 0.0).to(tl.float32)
             next_MW = tl.load(change_ptr + first + at_MW + D, followed_MW, 0.0).to(tl.float32)
             dx_MW += after_MW * next_MW - dy_MW * change_MW
@@ -112,23 +110,19 @@ def token_shifts_method(count: int, dtype: torch.dtype) -> Method:
 
     def forward(x: Tensor, shift: Tensor, *changes: Tensor) -> tuple[Tensors, Tensors]:
         mixed = torch.empty(count, *x.shape, dtype=dtype, device=x.device)
-        change = torch.stack(changes) if changes else x
+        change = torch.stack(changes) if changes else None
         grid, settings = _launch(x)
-        shift_fwd_kernel[grid](
-            x.contiguous(), shift.contiguous(), change, mixed, CHANGES=len(changes) > 0, N=count, **settings
-        )
-        return mixed.unbind(0), (change,) if changes else ()
+        shift_fwd_kernel[grid](x.contiguous(), shift.contiguous(), change, mixed, N=count, **settings)
+        return mixed.unbind(0), () if change is None else (change,)
 
     def backward(gradients: Tensors, tensors: Any, outputs: Tensors, saved: Tensors) -> Optionals:
         x, shift = (y.contiguous() for y in tensors[:2])
-        change = saved[0] if saved else x
+        change, dchange = (saved[0], torch.empty_like(saved[0])) if saved else (None, None)
         grid, settings = _launch(x)
         dx, dshift = torch.empty_like(x), torch.empty(len(x), grid[0], *shift.shape[1:], device=x.device)
-        dchange = torch.empty_like(change) if saved else x
-        shift_bwd_kernel[grid](
-            x, shift, change, torch.stack([*gradients]), dx, dshift, dchange, CHANGES=bool(saved), N=count, **settings
-        )
-        return dx, group_sum(dshift), *(dchange.unbind(0) if saved else ())
+        dmixed = torch.stack([*gradients])
+        shift_bwd_kernel[grid](x, shift, change, dmixed, dx, dshift, dchange, N=count, **settings)
+        return dx, group_sum(dshift), *(() if dchange is None else dchange.unbind(0))
 
     return Method(forward, backward, outputs=count)
 
