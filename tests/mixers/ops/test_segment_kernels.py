@@ -361,6 +361,15 @@ def test_a_run_alone_and_in_company_agree(name: str) -> None:
 
 
 @interpreted
+def test_path_goes_through_heads_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three heads, then the last one."""
+    case = path_case(1, 3, 66, 16, 1, gated=True)
+    whole = fused(case, torch.float32)
+    monkeypatch.setattr("mixers.ops.kernels.path_attention.SCRATCH", 5 * 2 * 3 * 32 * 16 * 4 // 2)
+    assert all(torch.equal(a, b) for a, b in zip(fused(case, torch.float32), whole, strict=True))
+
+
+@interpreted
 def test_one_block_of_longer_tensors_is_read_in_place() -> None:
     case = SMALL["block-few-queries"]()
     q, k, v, *memory = (y.float() for y in case.rows)
