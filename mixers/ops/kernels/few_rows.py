@@ -10,24 +10,25 @@ and what follows the product need no launches of their own.
     w           (R, P, O, I)        caller        kernel     P maps of the inputs; BACKWARD: one map, (R, I, O)
     residual    (R, rows, O)        caller        kernel     is added to the product, if there is one
     hidden      (R, rows, O)        caller        kernel     the product is times the slope of its GELU, if there is one
-    y           (R, P, rows, O)     kernel        caller
+    y           (R, P, rows, O)     kernel        caller     or parts of the sums over inputs, (parts, R, rows, O)
     g           (R, P, rows, O)     kernel        caller     GELU of y, if it is asked for
 """
 
-from typing import Any
-
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import EPS, contiguous, gelu_slope, normal_cdf
+from mixers.ops.kernels.common import EPS, Settings, contiguous, early_launch, follow, gelu_slope, normal_cdf
 
 MOST_ROWS = 64
 """Rows of a run; with more, the library is as fast."""
 SLICE_BYTES = 128
 """Inputs K of a slice, times bytes per element; float32 fits into shared memory, too."""
-FEW_ROWS = {"N": 16, "S": 4, "num_warps": 4, "num_stages": 4}
-"""Outputs N of a program, and slices S that it reads at a time; each warp takes one of them."""
+LEAST_PROGRAMS = 64
+"""Programs of 32 outputs without which programs have 16."""
+FEW_ROWS = {"S": 4, "num_warps": 4, "num_stages": 4}
+"""Slices S that a program reads at a time; each warp takes one of them."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -48,14 +49,17 @@ def few_rows_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     S: tl.constexpr,
+    PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """N outputs of one map for all rows of a run, of which there are at most M.
+    """N outputs of one map, or one of the PARTS of their sums, for all rows of a run, of which there are at most M.
 
-    1. For each S slices of K inputs: add gain x w to the sums of the slices, and x^2 to the sums of squares.
+    1. For each S slices of K inputs of the part: add gain x w to the slices' sums, and x^2 to their sums of squares.
     2. Add up the slices; divide by the root mean square of the row, if there is a gain.
     3. Multiply by the slope of the hidden layer's GELU, or add the residual; write y and its GELU.
     """
     # 1. Slices.
+    follow(EARLY)
     run = tl.program_id(1).to(tl.int64)
     tiles: tl.constexpr = tl.cdiv(O, N)
     plane = run * P + tl.program_id(0) // tiles
@@ -66,8 +70,9 @@ def few_rows_kernel(
     squares_SM = tl.zeros([S, M], tl.float32)
     x_ptr += run * rows * I + m[None, :, None] * I
     w_ptr += plane * O * I
-    for first in range(0, I, S * K):
-        i_SK = first + tl.arange(0, S)[:, None] * K + tl.arange(0, K)[None, :]
+    inputs: tl.constexpr = tl.cdiv(I, PARTS * S * K) * S * K
+    for first in range(0, inputs, S * K):
+        i_SK = tl.program_id(2) * inputs + first + tl.arange(0, S)[:, None] * K + tl.arange(0, K)[None, :]
         x_SMK = tl.load(x_ptr + i_SK[:, None, :], (m < rows)[None, :, None] & (i_SK < I)[:, None, :], 0.0)
         if gain_ptr is not None:
             x_SMK = x_SMK.to(tl.float32)
@@ -84,6 +89,7 @@ def few_rows_kernel(
 
     # 3. Outputs.
     here_MN = (m < rows)[:, None] & (o < O)[None, :]
+    plane += tl.program_id(2) * tl.num_programs(1) * P
     at_MN = (plane * rows + m)[:, None] * O + o[None, :]
     if hidden_ptr is not None:
         h_MN = tl.load(hidden_ptr + at_MN, here_MN, 0.0).to(tl.float32)
@@ -114,6 +120,7 @@ def few_rows_product(
     hidden: Tensor | None = None,
     g: Tensor | None = None,
     backward: bool = False,
+    parts: int = 1,
 ) -> Tensor:
     """``x w^T`` of few rows (R, rows, I), or backward ``x w``, with what the kernel does beside it.
 
@@ -122,15 +129,21 @@ def few_rows_product(
         y: place of the result, which is (R, rows, O) or (R, P, rows, O), in the dtype of the residual or else of w.
         gain, residual, hidden: see above.
         g: place of the GELU of the result.
+        parts: if there are several, the result is (parts, R, rows, O) in float32, nothing else is done, and programs
+            are as many times more.
     """
     x, gain, w = contiguous(x, gain, w)
     R, rows, I = x.shape
     O = w.shape[-1] if backward else w.shape[-2]
-    if y is None:
+    if parts > 1:
+        y = x.new_empty(parts, R, rows, O, dtype=torch.float32)
+    elif y is None:
         y = (w if residual is None else residual).new_empty(*w.shape[:-2], rows, O)
-    P = y[0].numel() // (rows * O)
-    sizes: dict[str, Any] = {"I": I, "O": O, "P": P, "BACKWARD": backward}
-    sizes |= {"M": max(16, triton.next_power_of_2(rows)), "K": SLICE_BYTES // w.element_size()}
-    grid = P * triton.cdiv(O, FEW_ROWS["N"]), R
-    few_rows_kernel[grid](x, gain, w, residual, hidden, y, g, rows, **sizes, **FEW_ROWS)
+    P = w[0].numel() // (I * O)
+    N = 32 if R * P * parts * O >= LEAST_PROGRAMS * 32 else 16
+    settings: Settings = {"I": I, "O": O, "P": P, "BACKWARD": backward, "PARTS": parts, "N": N, **FEW_ROWS}
+    settings |= {"M": max(16, triton.next_power_of_2(rows)), "K": SLICE_BYTES // w.element_size()}
+    few_rows_kernel[P * triton.cdiv(O, N), R, parts](
+        x, gain, w, residual, hidden, y, g, rows, **settings, **early_launch(x.device)
+    )
     return y

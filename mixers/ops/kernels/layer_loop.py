@@ -24,12 +24,15 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.ops.kernels.common import contiguous, rms, rms_bwd
+from mixers.ops.kernels.common import contiguous, early_launch, follow, rms, rms_bwd
 from mixers.ops.kernels.few_rows import are_few, few_rows_product
-from mixers.ops.kernels.norm import norm_gradients, normed
+from mixers.ops.kernels.norm import norm_gradients, normed, normed_sum
 from mixers.ops.kernels.products import group_sum, rows_products
 from mixers.ops.method import Optionals, Tensors
 from mixers.ops.weights import LayerWeights
+
+PARTS = 4
+"""Parts of the products that a norm follows: sums over many inputs, of which few outputs would fill no GPU."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -45,8 +48,10 @@ def qkv_bwd_kernel(
     D: tl.constexpr,
     E: tl.constexpr,
     M: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Gradients of M rows of queries, keys and values, side by side; through QK-norm, if there are gains."""
+    follow(EARLY)
     run = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * M + tl.arange(0, M)
     e = tl.arange(0, E)
@@ -111,6 +116,21 @@ class LoopedLayer(NamedTuple):
         self, x: Tensor, a: Tensor, u: Tensor | None = None, h: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Input of the MLP, its hidden layer before the GELU, and outputs, from inputs and the outputs of attention."""
+        u, h, g = self._hidden(x, a, u, h)
+        return u, h, _added(u, g, self.down)
+
+    def finish_and_norm(self, x: Tensor, a: Tensor, gain: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What ``finish`` returns, and the norm of the outputs."""
+        u, h, g = self._hidden(x, a)
+        if are_few(x):
+            return u, h, *normed_sum(few_rows_product(g, self.down, parts=PARTS), u, gain)
+        z = _added(u, g, self.down)
+        return u, h, z, normed(z, gain, z.dtype, early=True)
+
+    def _hidden(
+        self, x: Tensor, a: Tensor, u: Tensor | None = None, h: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Input of the MLP, and its hidden layer before and after the GELU."""
         u = _added(x, a, self.out, u)
         if are_few(x):
             g = a.new_empty(*a.shape[:2], self.up.shape[1])
@@ -118,7 +138,7 @@ class LoopedLayer(NamedTuple):
         else:
             h = torch.bmm(normed(u, self.weights.mlp_norm_D, a.dtype), self.up.mT, out=h)
             g = F.gelu(h)
-        return u, h, _added(u, g, self.down)
+        return u, h, g
 
     def finish_gradients(
         self, dz: Tensor, u: Tensor, h: Tensor, places: Sequence[Tensor | None] = (None, None, None)
@@ -135,24 +155,36 @@ class LoopedLayer(NamedTuple):
             dg = torch.bmm(low_dz, self.down)
             dh = dg if dh is None else dh
             torch.ops.aten.gelu_backward.grad_input(dg, h, grad_input=dh)
-        du, dgain = norm_gradients(u, self.weights.mlp_norm_D, _product(dh, self.up), dz)
+        du, dgain = norm_gradients(u, self.weights.mlp_norm_D, _parts(dh, self.up), dz, early=True)
         low_du = du.to(h.dtype) if low_du is None else low_du.copy_(du)
-        return [low_dz, dh, low_du], du, _product(low_du, self.out), dgain
+        da = few_rows_product(low_du, self.out, backward=True) if are_few(u) else torch.bmm(low_du, self.out)
+        return [low_dz, dh, low_du], du, da, dgain
 
     def project_gradients(
-        self, x: Tensor, raw: Tensor, dqkv: Sequence[Tensor], du: Tensor | None, draw: Tensor | None = None
+        self,
+        x: Tensor,
+        raw: Tensor,
+        dqkv: Sequence[Tensor],
+        du: Tensor | None,
+        draw: Tensor | None = None,
+        before: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        """Gradients of raw rows (R, M, 3 D), of inputs, with that of u if there is one, and of three norms' gains."""
+        """Gradients of raw rows (R, M, 3 D), of inputs, with that of u if there is one, and of three norms' gains.
+
+        If inputs are the norm of z, ``before`` is z and the gain; the gradient of z takes the place of that of inputs,
+        and that of this gain follows.
+        """
         R, M, D = x.shape
         draw = raw.new_empty(R, M, 3 * D) if draw is None else draw
         E = triton.next_power_of_2(D)
         tile = max(1, 4096 // E)
         dgain = x.new_empty(R, triton.cdiv(M, tile), 2, D, dtype=torch.float32)
         tensors = *contiguous(raw, self.qk_norm, *dqkv), draw, dgain
-        qkv_bwd_kernel[dgain.shape[1], R](*tensors, M, D=D, E=E, M=tile)
+        qkv_bwd_kernel[dgain.shape[1], R](*tensors, M, D=D, E=E, M=tile, **early_launch(x.device))
         dgains = [None, None] if self.qk_norm is None else [*dgain.unbind(2)]
-        dx, dnorm = norm_gradients(x, self.weights.norm_D, _product(draw, self.qkv.flatten(1, 2)), du)
-        return draw, dx, [dnorm, *dgains]
+        dnormed = _parts(draw, self.qkv.flatten(1, 2))
+        dx, dnorm, *rest = norm_gradients(x, self.weights.norm_D, dnormed, du, before=before, early=True)
+        return draw, dx, [dnorm, *dgains, *rest]
 
     def gradients(
         self, scale: float, kept: Sequence[Tensor], drows: Sequence[Tensor], dgains: Iterable[tuple[Any, ...]]
@@ -192,6 +224,6 @@ def _added(x: Tensor, y: Tensor, w: Tensor, out: Tensor | None = None) -> Tensor
     return torch.baddbmm(x, y, w.mT, out=out) if x.dtype == y.dtype else torch.add(x, torch.bmm(y, w.mT), out=out)
 
 
-def _product(y: Tensor, w: Tensor) -> Tensor:
-    """``y w``."""
-    return few_rows_product(y, w, backward=True) if are_few(y) else torch.bmm(y, w)
+def _parts(y: Tensor, w: Tensor) -> Tensor:
+    """``y w``, or parts of it for ``norm_gradients``."""
+    return few_rows_product(y, w, backward=True, parts=PARTS) if are_few(y) else torch.bmm(y, w)

@@ -17,14 +17,13 @@ tokens and positions, so its time is that of waiting: it reads much at once, and
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import EPS, LOG2E, MASKED
+from mixers.ops.kernels.common import EPS, LOG2E, MASKED, Settings, early_launch, follow
 
 TOKENS = 16
 """Tokens X of a program; absent ones are zeros."""
@@ -164,6 +163,7 @@ def token_fwd_kernel(
     X: tl.constexpr,
     Y: tl.constexpr,
     J: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Attention of X tokens of a sequence in one head.
 
@@ -174,6 +174,7 @@ def token_fwd_kernel(
     The programs of head 0 also write r.
     """
     # 1. Queries.
+    follow(EARLY)
     row, run, head, x_X, at = _place(B, P, D, K, X)
     q_ptr = raw_ptr + at * D
     plane = B * P
@@ -243,6 +244,7 @@ def token_bwd_kernel(
     K: tl.constexpr,
     X: tl.constexpr,
     J: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Gradients of X tokens of a sequence in one head, as queries and as pairs.
 
@@ -253,6 +255,7 @@ def token_bwd_kernel(
     3. As pairs: for each X queries: dk += ds q and dv += p da. Write dk and dv, plus the rest.
     """
     # 1. Tokens.
+    follow(EARLY)
     H: tl.constexpr = D // K
     row, run, head, x_X, at = _place(B, P, D, K, X)
     live_X = x_X < P
@@ -366,10 +369,19 @@ def token_gradients(
     return dqkv
 
 
-def _launch(raw: Tensor, k: Tensor, bias: Tensor) -> tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]:
+def _launch(raw: Tensor, k: Tensor, bias: Tensor) -> tuple[tuple[int, int], tuple[int, ...], Settings]:
     """Grid, number of sequences and strides of the positions, and compile-time settings."""
     R, B, C, D = k.shape
     P, H = bias.shape[1:]
     J = min(max(triton.next_power_of_2(C), 16), 64)
-    settings = {"P": P, "C": C, "D": D, "K": D // H, "X": TOKENS, "J": J, "num_warps": 4}
+    settings: Settings = {
+        "P": P,
+        "C": C,
+        "D": D,
+        "K": D // H,
+        "X": TOKENS,
+        "J": J,
+        "num_warps": 4,
+        **early_launch(k.device),
+    }
     return (R * B * H, triton.cdiv(P, TOKENS)), (B, *k.stride()[:2]), settings
