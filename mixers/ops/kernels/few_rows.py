@@ -22,11 +22,13 @@ from torch import Tensor
 from mixers.ops.kernels.common import EPS, Settings, contiguous, early_launch, follow, gelu_slope, normal_cdf
 
 MOST_ROWS = 64
-"""Rows of a run; with more, the library is as fast."""
+"""Largest number of rows of a run; the sums of more would spill registers."""
 SLICE_BYTES = 128
 """Inputs K of a slice, times bytes per element; float32 fits into shared memory, too."""
 LEAST_PROGRAMS = 64
-"""Programs of 32 outputs without which programs have 16."""
+"""Number of programs that read weights about as fast as a GPU can."""
+OUTPUTS = (32, 16)
+"""Outputs N of a program: the first number with which there are ``LEAST_PROGRAMS``, or else the last."""
 FEW_ROWS = {"S": 4, "num_warps": 4, "num_stages": 4}
 """Slices S that a program reads at a time; each warp takes one of them."""
 
@@ -61,7 +63,7 @@ def few_rows_kernel(
     # 1. Slices.
     follow(EARLY)
     run = tl.program_id(1).to(tl.int64)
-    tiles: tl.constexpr = tl.cdiv(O, N)
+    tiles: tl.constexpr = (O + N - 1) // N
     plane = run * P + tl.program_id(0) // tiles
     m = tl.arange(0, M)
     o = tl.program_id(0) % tiles * N + tl.arange(0, N)
@@ -70,7 +72,7 @@ def few_rows_kernel(
     squares_SM = tl.zeros([S, M], tl.float32)
     x_ptr += run * rows * I + m[None, :, None] * I
     w_ptr += plane * O * I
-    inputs: tl.constexpr = tl.cdiv(I, PARTS * S * K) * S * K
+    inputs: tl.constexpr = (I + PARTS * S * K - 1) // (PARTS * S * K) * S * K
     for first in range(0, inputs, S * K):
         i_SK = tl.program_id(2) * inputs + first + tl.arange(0, S)[:, None] * K + tl.arange(0, K)[None, :]
         x_SMK = tl.load(x_ptr + i_SK[:, None, :], (m < rows)[None, :, None] & (i_SK < I)[:, None, :], 0.0)
@@ -140,9 +142,12 @@ def few_rows_product(
     elif y is None:
         y = (w if residual is None else residual).new_empty(*w.shape[:-2], rows, O)
     P = w[0].numel() // (I * O)
-    N = 32 if R * P * parts * O >= LEAST_PROGRAMS * 32 else 16
+    N = next((n for n in OUTPUTS if R * P * parts * triton.cdiv(O, n) >= LEAST_PROGRAMS), OUTPUTS[-1])
     settings: Settings = {"I": I, "O": O, "P": P, "BACKWARD": backward, "PARTS": parts, "N": N, **FEW_ROWS}
-    settings |= {"M": max(16, triton.next_power_of_2(rows)), "K": SLICE_BYTES // w.element_size()}
+    settings |= {
+        "M": max(16, triton.next_power_of_2(rows)),
+        "K": SLICE_BYTES // max(x.element_size(), w.element_size()),
+    }
     few_rows_kernel[P * triton.cdiv(O, N), R, parts](
         x, gain, w, residual, hidden, y, g, rows, **settings, **early_launch(x.device)
     )

@@ -70,7 +70,7 @@ def memory_loop_method(heads: int, scale: float) -> Method:
     def backward(gradients: Tensors, tensors: Any, outputs: Tensors, saved: Tensors) -> Optionals:
         y = _Inputs.of(*tensors)
         B, P = y.memory.shape[1:3]
-        segments = y.segments()
+        segments, dpairs_N = y.segments(), gradients[0].contiguous().unflatten(3, (-1, P)).unbind(3)
         xs, raws, *kept = saved
         dz: Any = None
         du: Tensor | None = None
@@ -78,13 +78,12 @@ def memory_loop_method(heads: int, scale: float) -> Method:
         inputs: list[Any] = []
         doutputs: list[Any] = []
         for n in reversed(range(len(segments))):
-            dpairs = gradients[0].unflatten(3, (-1, P))[:, :, :, n]
             if dz is None:
-                dqkv = F.pad(dpairs, (0, 0, 0, 0, 0, 0, 1, 0)).flatten(2, 3)
+                dqkv = F.pad(dpairs_N[n], (0, 0, 0, 0, 0, 0, 1, 0)).flatten(2, 3)
             else:
                 *softmax, u, h, _ = (part[n] for part in kept)
                 drows, du, da, dmlp = y.layer.finish_gradients(dz, u, h)
-                dqkv = token_gradients(raws[n], y.layer.qk_norm, segments[n], y.bias, softmax, da, dpairs)
+                dqkv = token_gradients(raws[n], y.layer.qk_norm, segments[n], y.bias, softmax, da, dpairs_N[n])
                 found.append((da, *drows, dmlp))
 
             # The inputs are the norm of the outputs of the segment before.

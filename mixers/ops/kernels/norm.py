@@ -28,10 +28,10 @@ from mixers.ops.method import Method, Optionals, Tensors
 @triton.jit
 def _sum_of_parts(y_ptr: tl.tensor, at: tl.tensor, here: tl.tensor, size: tl.tensor, PARTS: tl.constexpr):
     """Sum of the parts of a tensor, ``size`` numbers of a run each."""
-    sum = tl.load(y_ptr + at, here, 0.0).to(tl.float32)
+    y = tl.load(y_ptr + at, here, 0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):
-        sum += tl.load(y_ptr + part * tl.num_programs(1) * size + at, here, 0.0).to(tl.float32)
-    return sum
+        y += tl.load(y_ptr + part * tl.num_programs(1) * size + at, here, 0.0).to(tl.float32)
+    return y
 
 
 @triton.jit
