@@ -69,7 +69,8 @@ def models() -> Iterator[tuple[str, dict[str, Any], int, int]]:
         yield "rt", {"block": block}, 512, 16
     for mixer in ("kda", "rwkv7"):
         yield mixer, {}, 128, MANY
-    yield "lstm", {}, 96, 64
+    for mixer, width in (("lstm", 96), ("transformer-fam", 256)):
+        yield mixer, {}, width, 64
 
 
 def train(mixer: str, options: dict[str, Any], width: int, positions: int) -> None:

@@ -1,24 +1,74 @@
 """A layer with softmax attention that a loop evaluates many times, launch by launch, for any width.
 
-The library takes the products. A loop of such layers is one operation, so that a trace has one operator for all
-evaluations, and one for their backward pass. Only gradients of activations are computed in the loop; those of weights
-are products over the rows of all evaluations after it.
+The library takes the products of many rows, ``mixers.ops.kernels.few_rows`` those of few. A loop of such layers is one
+operation, so that a trace has one operator for all evaluations, and one for their backward pass. Only gradients of
+activations are computed in the loop; those of weights are products over the rows of all evaluations after it.
 
 Dimensions: M rows of an evaluation, positions or memory tokens of all sequences of a run. Rows of the residual stream
 may have more bits than products.
+
+    name          shape                  written by      read by
+    raw           (R, 3, rows, D)        caller          qkv_bwd      queries, keys and values before their norms
+    gains         (2 R, D)               caller          qkv_bwd      float32; of queries and keys, None without QK-norm
+    dq, dk, dv    (R, rows, D)           caller          qkv_bwd      gradients after the norms
+    draw          (R, rows, 3 D)         qkv_bwd         caller
+    dgain         (R, programs, 2, D)    qkv_bwd         group_sum    float32
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.ops.kernels.norm import norm_gradients, normed
+from mixers.ops.kernels.common import contiguous, early_launch, follow, rms, rms_bwd
+from mixers.ops.kernels.few_rows import are_few, few_rows_product
+from mixers.ops.kernels.norm import norm_gradients, normed, normed_sum
 from mixers.ops.kernels.products import group_sum, rows_products
 from mixers.ops.method import Optionals, Tensors
 from mixers.ops.weights import LayerWeights
+
+PARTS = 4
+"""Parts of the products that a norm follows: sums over many inputs, of which few outputs would fill no GPU."""
+
+
+@triton.jit(do_not_specialize=["rows"])
+def qkv_bwd_kernel(
+    raw_ptr: tl.tensor,
+    gains_ptr: tl.tensor,
+    dq_ptr: tl.tensor,
+    dk_ptr: tl.tensor,
+    dv_ptr: tl.tensor,
+    draw_ptr: tl.tensor,
+    dgain_ptr: tl.tensor,
+    rows: tl.tensor,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    M: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Gradients of M rows of queries, keys and values, side by side; through QK-norm, if there are gains."""
+    follow(EARLY)
+    run = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    e = tl.arange(0, E)
+    here_ME = (m < rows)[:, None] & (e < D)[None, :]
+    at_ME = (run * rows + m)[:, None] * D + e[None, :]
+    for i in tl.static_range(3):
+        dy_ptr = dq_ptr if i == 0 else (dk_ptr if i == 1 else dv_ptr)
+        dy_ME = tl.load(dy_ptr + at_ME, here_ME, 0.0).to(tl.float32)
+        if gains_ptr is not None and i < 2:
+            raw_ME = tl.load(raw_ptr + (run * 2 + i) * rows * D + at_ME, here_ME, 0.0).to(tl.float32)
+            gain_E = tl.load(gains_ptr + (run * 2 + i) * D + e, e < D, 0.0)
+            r_M = rms(raw_ME, D)
+            n_ME = raw_ME * r_M[:, None]
+            to_E = ((run * tl.num_programs(0) + tl.program_id(0)) * 2 + i) * D + e
+            tl.store(dgain_ptr + to_E, tl.sum(dy_ME * n_ME, 0), e < D)
+            dy_ME = rms_bwd(dy_ME * gain_E[None, :], n_ME, r_M, D)
+        tl.store(draw_ptr + (run * rows + m)[:, None] * 3 * D + i * D + e[None, :], dy_ME, here_ME)
 
 
 class LoopedLayer(NamedTuple):
@@ -51,10 +101,11 @@ class LoopedLayer(NamedTuple):
         each = len(LayerWeights._fields) + 4
         return [LoopedLayer.of(tensors[n : n + each]) for n in range(0, len(tensors), each)]
 
-    def project(self, x: Tensor, raw: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Raw queries, keys and values (R, 3, M, D) of inputs (R, M, D), and ``normed_qk`` of them."""
-        raw = torch.matmul(normed(x, self.weights.norm_D, self.qkv.dtype)[:, None], self.qkv.mT, out=raw)
-        return raw, self.normed_qk(raw)
+    def project(self, x: Tensor, raw: Tensor | None = None) -> Tensor:
+        """Raw queries, keys and values (R, 3, M, D) of inputs (R, M, D)."""
+        if are_few(x):
+            return few_rows_product(x, self.qkv, raw, gain=self.weights.norm_D)
+        return torch.matmul(normed(x, self.weights.norm_D, self.qkv.dtype)[:, None], self.qkv.mT, out=raw)
 
     def normed_qk(self, raw: Tensor) -> Tensor:
         """Queries and keys (R, 2, M, D)."""
@@ -65,9 +116,29 @@ class LoopedLayer(NamedTuple):
         self, x: Tensor, a: Tensor, u: Tensor | None = None, h: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Input of the MLP, its hidden layer before the GELU, and outputs, from inputs and the outputs of attention."""
+        u, h, g = self._hidden(x, a, u, h)
+        return u, h, _added(u, g, self.down)
+
+    def finish_and_norm(self, x: Tensor, a: Tensor, gain: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What ``finish`` returns, and the norm of the outputs."""
+        u, h, g = self._hidden(x, a)
+        if are_few(x):
+            return u, h, *normed_sum(few_rows_product(g, self.down, parts=PARTS), u, gain)
+        z = _added(u, g, self.down)
+        return u, h, z, normed(z, gain, z.dtype, early=True)
+
+    def _hidden(
+        self, x: Tensor, a: Tensor, u: Tensor | None = None, h: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Input of the MLP, and its hidden layer before and after the GELU."""
         u = _added(x, a, self.out, u)
-        h = torch.bmm(normed(u, self.weights.mlp_norm_D, a.dtype), self.up.mT, out=h)
-        return u, h, _added(u, F.gelu(h), self.down)
+        if are_few(x):
+            g = a.new_empty(*a.shape[:2], self.up.shape[1])
+            h = few_rows_product(u, self.up, h, gain=self.weights.mlp_norm_D, g=g)
+        else:
+            h = torch.bmm(normed(u, self.weights.mlp_norm_D, a.dtype), self.up.mT, out=h)
+            g = F.gelu(h)
+        return u, h, g
 
     def finish_gradients(
         self, dz: Tensor, u: Tensor, h: Tensor, places: Sequence[Tensor | None] = (None, None, None)
@@ -78,26 +149,42 @@ class LoopedLayer(NamedTuple):
         """
         low_dz, dh, low_du = places
         low_dz = dz.to(h.dtype) if low_dz is None else low_dz.copy_(dz)
-        dg = torch.bmm(low_dz, self.down)
-        dh = dg if dh is None else dh
-        torch.ops.aten.gelu_backward.grad_input(dg, h, grad_input=dh)
-        du, dgain = norm_gradients(u, self.weights.mlp_norm_D, torch.bmm(dh, self.up), dz)
+        if are_few(u):
+            dh = few_rows_product(low_dz, self.down, dh, hidden=h, backward=True)
+        else:
+            dg = torch.bmm(low_dz, self.down)
+            dh = dg if dh is None else dh
+            torch.ops.aten.gelu_backward.grad_input(dg, h, grad_input=dh)
+        du, dgain = norm_gradients(u, self.weights.mlp_norm_D, _parts(dh, self.up), dz, early=True)
         low_du = du.to(h.dtype) if low_du is None else low_du.copy_(du)
-        return [low_dz, dh, low_du], du, torch.bmm(low_du, self.out), dgain
+        da = few_rows_product(low_du, self.out, backward=True) if are_few(u) else torch.bmm(low_du, self.out)
+        return [low_dz, dh, low_du], du, da, dgain
 
     def project_gradients(
-        self, x: Tensor, raw: Tensor, dqkv: Sequence[Tensor], du: Tensor | None, draw: Tensor | None = None
+        self,
+        x: Tensor,
+        raw: Tensor,
+        dqkv: Sequence[Tensor],
+        du: Tensor | None,
+        draw: Tensor | None = None,
+        before: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        """Gradients of raw rows (R, M, 3 D), of inputs, with that of u if there is one, and of three norms' gains."""
-        *dqk, dv = (dy.reshape(x.shape) for dy in dqkv)
-        dgains: list[Tensor | None] = [None, None]
-        if self.qk_norm is not None:
-            gains: Any = self.weights.q_norm_D, self.weights.k_norm_D
-            found = [norm_gradients(*given) for given in zip(raw.unbind(1), gains, dqk, strict=False)]
-            dqk, dgains = [dy for dy, _ in found], [dgain for _, dgain in found]
-        draw = torch.cat([*dqk, dv], -1, out=draw)
-        dx, dnorm = norm_gradients(x, self.weights.norm_D, torch.bmm(draw, self.qkv.flatten(1, 2)), du)
-        return draw, dx, [dnorm, *dgains]
+        """Gradients of raw rows (R, M, 3 D), of inputs, with that of u if there is one, and of three norms' gains.
+
+        If inputs are the norm of z, ``before`` is z and the gain; the gradient of z takes the place of that of inputs,
+        and that of this gain follows.
+        """
+        R, M, D = x.shape
+        draw = raw.new_empty(R, M, 3 * D) if draw is None else draw
+        E = triton.next_power_of_2(D)
+        tile = max(1, 4096 // E)
+        dgain = x.new_empty(R, triton.cdiv(M, tile), 2, D, dtype=torch.float32)
+        tensors = *contiguous(raw, self.qk_norm, *dqkv), draw, dgain
+        qkv_bwd_kernel[dgain.shape[1], R](*tensors, M, D=D, E=E, M=tile, **early_launch(x.device))
+        dgains = [None, None] if self.qk_norm is None else [*dgain.unbind(2)]
+        dnormed = _parts(draw, self.qkv.flatten(1, 2))
+        dx, dnorm, *rest = norm_gradients(x, self.weights.norm_D, dnormed, du, before=before, early=True)
+        return draw, dx, [dnorm, *dgains, *rest]
 
     def gradients(
         self, scale: float, kept: Sequence[Tensor], drows: Sequence[Tensor], dgains: Iterable[tuple[Any, ...]]
@@ -119,7 +206,7 @@ class LoopedLayer(NamedTuple):
 
 
 def qkv_of(raw: Tensor, qk: Tensor, sequences: int) -> Tensors:
-    """Queries, keys and values (R, B, ..., D) of the results of ``LoopedLayer.project``."""
+    """Queries, keys and values (R, B, ..., D) of the results of ``LoopedLayer.project`` and ``normed_qk``."""
     return tuple(y.unflatten(1, (sequences, -1)) for y in (*qk.unbind(1), raw[:, 2]))
 
 
@@ -131,5 +218,12 @@ def rounded_maps(weights: LayerWeights, scale: float, dtype: torch.dtype = torch
 
 
 def _added(x: Tensor, y: Tensor, w: Tensor, out: Tensor | None = None) -> Tensor:
-    """``x + w y`` in the dtype of x."""
+    """``x + y w^T`` in the dtype of x."""
+    if are_few(x):
+        return few_rows_product(y, w, out, residual=x)
     return torch.baddbmm(x, y, w.mT, out=out) if x.dtype == y.dtype else torch.add(x, torch.bmm(y, w.mT), out=out)
+
+
+def _parts(y: Tensor, w: Tensor) -> Tensor:
+    """``y w``, or parts of it for ``norm_gradients``."""
+    return few_rows_product(y, w, backward=True, parts=PARTS) if are_few(y) else torch.bmm(y, w)

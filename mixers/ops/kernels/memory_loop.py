@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.ops.kernels.block_attention import block_attention_method
+from mixers.ops.kernels.block_attention import pair_gradients
 from mixers.ops.kernels.common import contiguous
-from mixers.ops.kernels.layer_loop import LoopedLayer, qkv_of
-from mixers.ops.kernels.norm import norm_gradients, normed
+from mixers.ops.kernels.layer_loop import LoopedLayer
+from mixers.ops.kernels.norm import normed
 from mixers.ops.kernels.products import group_sum
+from mixers.ops.kernels.token_attention import token_attention, token_gradients
 from mixers.ops.method import Method, Optionals, Recipe, Tensors
 
 
@@ -32,11 +33,12 @@ class _Inputs(NamedTuple):
 
     @staticmethod
     def of(*tensors: Any) -> "_Inputs":
-        return _Inputs._make((*contiguous(*tensors[:2]), *tensors[2:5], LoopedLayer.of(tensors[5:])))
+        k, v, memory, bias, *rest = tensors
+        return _Inputs._make((*contiguous(k, v, memory, bias[0]), rest[0], LoopedLayer.of(rest[1:])))
 
     def segments(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values (R, B, C, D) of the positions of each segment."""
-        size = self.bias.shape[1] - self.memory.shape[2]
+        size = self.bias.shape[0] - self.memory.shape[2]
         return list(zip(self.k.split(size, 2), self.v.split(size, 2), strict=True))
 
 
@@ -48,69 +50,73 @@ def memory_loop_method(heads: int, scale: float) -> Method:
     outputs, and those of ``LoopedLayer.of``. The bias and the maps in the dtype of products get no gradient.
     """
 
-    def attention_of(y: _Inputs) -> Method:
-        keys, queries = y.bias.shape[1:3]
-        return block_attention_method(heads, queries, keys, queries, 0)
-
     def forward(*tensors: Any) -> tuple[Tensors, Tensors]:
         y = _Inputs.of(*tensors)
-        B, P = y.memory.shape[1:3]
-        x, segments, attention = y.memory.flatten(1, 2), y.segments(), attention_of(y)
+        B = y.memory.shape[1]
+        x, segments = y.memory.flatten(1, 2), y.segments()
         inputs, kept = [], []
         for n, segment in enumerate(segments):
-            raw, qk = y.layer.project(x)
-            inputs.append((x, raw, qk))
+            raw = y.layer.project(x)
+            inputs.append((x, raw))
             if n + 1 < len(segments):
-                q, k, v = qkv_of(raw, qk, B)
-                (a,), (lse,) = attention.forward(q, *segment, k, v, y.bias)
-                u, h, z = y.layer.finish(x, a.flatten(1, 2))
-                kept.append((a, lse, u, h, z))
-                x = normed(z, y.output_norm, z.dtype)
+                softmax = token_attention(raw, y.layer.qk_norm, segment, y.bias)
+                u, h, z, x = y.layer.finish_and_norm(x, softmax[0], y.output_norm)
+                kept.append((*softmax, u, h, z))
 
         saved = *map(torch.stack, zip(*inputs, strict=True)), *map(torch.stack, zip(*kept, strict=True))
-        pairs = (
-            pair.unflatten(2, (B, P)).movedim(0, 2).flatten(2, 3) for pair in (saved[2][:, :, 1], saved[1][:, :, 2])
-        )
-        return (torch.stack([*pairs], 1),), saved
+        keys, values = (_by_sequences(saved[1][:, :, i], B) for i in (1, 2))
+        return (torch.stack([_with_norm(keys, y.layer.weights.k_norm_D), values], 1),), saved
 
     def backward(gradients: Tensors, tensors: Any, outputs: Tensors, saved: Tensors) -> Optionals:
         y = _Inputs.of(*tensors)
         B, P = y.memory.shape[1:3]
-        segments, attention = y.segments(), attention_of(y)
-        xs, raws, qks, *kept = saved
-        dx: Any = None
+        segments, dpairs_N = y.segments(), gradients[0].contiguous().unflatten(3, (-1, P)).unbind(3)
+        xs, raws, *kept = saved
+        dz: Any = None
         du: Tensor | None = None
         found: list[Any] = []
         inputs: list[Any] = []
+        doutputs: list[Any] = []
         for n in reversed(range(len(segments))):
-            dk, dv = gradients[0].unflatten(3, (-1, P))[:, :, :, n].unbind(1)
-            dq: Any = torch.zeros_like(dk)
-            if dx is not None:
-                a, lse, u, h, z = (part[n] for part in kept)
-                dz, doutput = norm_gradients(z, y.output_norm, dx)
+            if dz is None:
+                dqkv = F.pad(dpairs_N[n], (0, 0, 0, 0, 0, 0, 1, 0)).flatten(2, 3)
+            else:
+                *softmax, u, h, _ = (part[n] for part in kept)
                 drows, du, da, dmlp = y.layer.finish_gradients(dz, u, h)
-                q, k, v = qkv_of(raws[n], qks[n], B)
-                attended = q, *segments[n], k, v, y.bias
-                dq, dk_C, dv_C, dk_P, dv_P, _ = attention.backward((da.view_as(a),), attended, (a,), (lse,))
-                dk, dv = dk + dk_P, dv + dv_P
-                found.append((dk_C, dv_C, *drows, doutput, dmlp))
+                dqkv = token_gradients(raws[n], y.layer.qk_norm, segments[n], y.bias, softmax, da, dpairs_N[n])
+                found.append((da, *drows, dmlp))
 
-            draw, dx, dgains = y.layer.project_gradients(xs[n], raws[n], (dq, dk, dv), du)
-            inputs.append((draw, *dgains))
+            # The inputs are the norm of the outputs of the segment before.
+            before = (kept[-1][n - 1], y.output_norm) if n else None
+            draw, dz, dgains = y.layer.project_gradients(xs[n], raws[n], dqkv.unbind(1), du, before=before)
+            inputs.append((draw, *dgains[:3]))
+            doutputs += dgains[3:]
 
         # Weights.
-        a, _, u, h, _ = map(_rows, kept)
-        dk_N, dv_N, *inner, doutputs, dmlps = (parts[::-1] for parts in zip(*found, strict=True))
+        a, u, h = (_rows(kept[n]) for n in (0, 3, 4))
+        das, *inner, dmlps = (parts[::-1] for parts in zip(*found, strict=True))
         draws, *gains = (parts[::-1] for parts in zip(*inputs, strict=True))
         rows = [torch.cat(parts, 1) for parts in (*inner, draws)]
         dlayer = y.layer.gradients(scale, (_rows(xs), a, u, h), rows, (*gains, dmlps))
 
-        # Positions; nothing of the last segment is read.
-        rest = segments[-1][0].shape[2]
-        dk, dv = (F.pad(torch.cat(parts, 2), (0, 0, 0, rest)) for parts in (dk_N, dv_N))
-        return dk, dv, dx.view_as(y.memory), None, group_sum(torch.cat(doutputs, 1)), *dlayer
+        # Positions; no token attends to those of the last segment.
+        q, da, a, lse = (_by_sequences(part, B) for part in (raws[:-1, :, 0], torch.stack(das), *kept[:2]))
+        delta = (da.float() * a.float()).unflatten(-1, (heads, -1)).sum(-1)
+        q, size = _with_norm(q, y.layer.weights.q_norm_D), y.bias.shape[0] - P
+        dk, dv = pair_gradients((y.k, y.v), q, y.bias, (da, lse, delta), size=size, earlier=0, first=P)
+        return dk, dv, dz.view_as(y.memory), None, group_sum(torch.cat(doutputs, 1)), *dlayer
 
     return Method(forward, backward, recipe=Recipe(("memory loop", heads, scale)))
+
+
+def _by_sequences(y: Tensor, sequences: int) -> Tensor:
+    """Rows (R, B, N P, W) of all segments, from (N, R, B P, W)."""
+    return y.unflatten(2, (sequences, -1)).movedim(0, 2).flatten(2, 3).contiguous()
+
+
+def _with_norm(y: Tensor, gain: Tensor | None) -> Tensor:
+    """Rows after their norm, if there is one."""
+    return y if gain is None else normed(y, gain, y.dtype)
 
 
 def _rows(y: Tensor) -> Tensor:

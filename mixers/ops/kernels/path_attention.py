@@ -60,7 +60,10 @@ FORWARD = {"num_warps": 1, "num_stages": 2}
 QUERIES = {"num_warps": 1, "num_stages": 2}
 """One warp passes products on in its registers; several would share columns, and exchange them for the next product."""
 KEYS = {"num_warps": 2, "num_stages": 2}
-"""Not 4 warps with several stages: Triton 3.6 then overwrites z while the product of dz and z may still read it."""
+"""Not 4 warps with several stages: Triton up to 3.7.1 then overwrites z while a product may still read it.
+
+https://github.com/triton-lang/triton/issues/6691
+"""
 ROWS = {"num_warps": 4, "num_stages": 1}
 SCRATCH = 2**30
 """Most bytes of z and dz, unless one head needs more."""

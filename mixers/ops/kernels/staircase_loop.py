@@ -57,7 +57,8 @@ def staircase_loop_method(heads: int, chunk: int, steps: int, scale: float) -> M
             for layer, own in zip(layers, passes, strict=True):
                 x_n, raw, a, lse, u, h = own[n]
                 x_n.unflatten(1, (B, -1)).copy_(y)
-                (attended,), (lse_n,) = attention.forward(*qkv_of(raw, layer.project(x_n, raw)[1], B))
+                raw = layer.project(x_n, raw)
+                (attended,), (lse_n,) = attention.forward(*qkv_of(raw, layer.normed_qk(raw), B))
                 a.copy_(attended.flatten(1, 2))
                 lse.copy_(lse_n)
                 y = layer.finish(x_n, a, u, h)[2].unflatten(1, (B, -1))

@@ -19,6 +19,7 @@ triton = pytest.importorskip("triton")
 from mixers.base import Shape  # noqa: E402
 from mixers.ops.attention import alibi_slopes, forgetting_mean  # noqa: E402
 from mixers.ops.block_attention import block_attention  # noqa: E402
+from mixers.ops.kernels import few_rows  # noqa: E402
 from mixers.ops.kernels.attention import forgetting_attention_method  # noqa: E402
 from mixers.ops.kernels.block_attention import block_attention_method  # noqa: E402
 from mixers.ops.kernels.layer_loop import rounded_maps  # noqa: E402
@@ -286,6 +287,7 @@ SMALL = {
     "memory-many-tokens": partial(memory_case, 1, 2, 22, 32, 1, 64, tokens=16, size=11),
     "loop": partial(loop_case, 2, 3, 11, 24, 3, 40, tokens=3, size=4),
     "loop-one-token": partial(loop_case, 1, 2, 8, 16, 1, 16, tokens=1, size=2, normed=False),
+    "loop-many-tokens": partial(loop_case, 1, 2, 210, 32, 2, 24, tokens=18, size=70),
     "staircase": partial(staircase_case, 2, 2, 11, 48, 3, 40, chunk=3, steps=3),
     "staircase-two-layers": partial(staircase_case, 1, 3, 8, 16, 2, 24, chunk=2, steps=2, layers=2, normed=False),
     "staircase-one-chunk": partial(staircase_case, 1, 1, 3, 64, 1, 16, chunk=4, steps=2),
@@ -312,7 +314,10 @@ LARGE = {
     "memory-32": partial(memory_case, 2, 3, 21, 32, 1, 64, tokens=8, size=10, earlier=2),
     "memory-64": partial(memory_case, 1, 2, 256, 128, 2, 512, tokens=16, size=100),
     "loop-64": partial(loop_case, 1, 8, 100, 1024, 16, 4096, tokens=4, size=8),
+    "loop-8": partial(loop_case, 1, 16, 60, 192, 24, 768, tokens=4, size=8),
+    "loop-of-many-rows": partial(loop_case, 1, 33, 30, 256, 4, 1024, tokens=4, size=8),
     "loop-of-many-runs": partial(loop_case, 5, 3, 30, 192, 12, 320, tokens=3, size=8, normed=False),
+    "loop-of-long-segments": partial(loop_case, 2, 2, 300, 192, 3, 320, tokens=20, size=100),
     "staircase-64": partial(staircase_case, 1, 8, 100, 1024, 16, 4096, chunk=16, steps=4),
     "staircase-of-many-runs": partial(staircase_case, 5, 3, 30, 192, 12, 320, chunk=8, steps=3, layers=2, normed=False),
 }
@@ -348,6 +353,14 @@ def test_a_residual_stream_in_float32_takes_products_in_16_bits() -> None:
     """As in models; the interpreter's bfloat16 is not one."""
     case = staircase_case(2, 2, 11, 48, 3, 40, chunk=3, steps=3, layers=2, low=torch.float16)
     assert max(errors(fused(case, torch.float32), exact(case))) <= 3e-3
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["loop", "loop-one-token", "staircase", "staircase-two-layers"])
+def test_the_library_takes_products_of_many_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_rows, "MOST_ROWS", 0)
+    case = SMALL[name]()
+    assert max(errors(fused(case, torch.float32), exact(case))) <= 1e-5
 
 
 @interpreted
