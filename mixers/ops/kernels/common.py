@@ -20,7 +20,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from mixers.base import log_once
 from mixers.ops.numerics import NORM_EPS
@@ -62,20 +61,6 @@ def launches_early(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device)[0] >= 9
-
-
-def early_launch(device: torch.device) -> Settings:
-    """Settings of a kernel that calls ``follow`` first, and is launched early where the GPU can do so."""
-    early = launches_early(device)
-    return {"EARLY": early, "launch_pdl": early}
-
-
-@triton.jit
-def follow(EARLY: tl.constexpr):
-    """In an EARLY launch, let the next one begin, and wait for the one before, which may still be running."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
 
 
 @triton.jit

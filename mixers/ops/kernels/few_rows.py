@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import EPS, Settings, contiguous, early_launch, follow, gelu_slope, normal_cdf
+from mixers.ops.kernels.common import EPS, Settings, contiguous, gelu_slope, normal_cdf
 
 MOST_ROWS = 64
 """Largest number of rows of a run; the sums of more would spill registers."""
@@ -29,7 +29,7 @@ LEAST_PROGRAMS = 64
 """Number of programs that read weights about as fast as a GPU can."""
 OUTPUTS = (32, 16)
 """Outputs N of a program: the first number with which there are ``LEAST_PROGRAMS``, or else the last."""
-FEW_ROWS = {"S": 4, "num_warps": 4, "num_stages": 4}
+FEW_ROWS = {"S": 4, "num_warps": 4, "num_stages": 5}
 """Slices S that a program reads at a time; each warp takes one of them."""
 
 
@@ -52,7 +52,6 @@ def few_rows_kernel(
     K: tl.constexpr,
     S: tl.constexpr,
     PARTS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """N outputs of one map, or one of the PARTS of their sums, for all rows of a run, of which there are at most M.
 
@@ -61,7 +60,6 @@ def few_rows_kernel(
     3. Multiply by the slope of the hidden layer's GELU, or add the residual; write y and its GELU.
     """
     # 1. Slices.
-    follow(EARLY)
     run = tl.program_id(1).to(tl.int64)
     tiles: tl.constexpr = (O + N - 1) // N
     plane = run * P + tl.program_id(0) // tiles
@@ -148,7 +146,5 @@ def few_rows_product(
         "M": max(16, triton.next_power_of_2(rows)),
         "K": SLICE_BYTES // max(x.element_size(), w.element_size()),
     }
-    few_rows_kernel[P * triton.cdiv(O, N), R, parts](
-        x, gain, w, residual, hidden, y, g, rows, **settings, **early_launch(x.device)
-    )
+    few_rows_kernel[P * triton.cdiv(O, N), R, parts](x, gain, w, residual, hidden, y, g, rows, **settings)
     return y

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.ops.kernels.common import contiguous, early_launch, follow, rms, rms_bwd
+from mixers.ops.kernels.common import contiguous, rms, rms_bwd
 from mixers.ops.kernels.few_rows import are_few, few_rows_product
 from mixers.ops.kernels.norm import norm_gradients, normed, normed_sum
 from mixers.ops.kernels.products import group_sum, rows_products
@@ -48,10 +48,8 @@ def qkv_bwd_kernel(
     D: tl.constexpr,
     E: tl.constexpr,
     M: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Gradients of M rows of queries, keys and values, side by side; through QK-norm, if there are gains."""
-    follow(EARLY)
     run = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * M + tl.arange(0, M)
     e = tl.arange(0, E)
@@ -125,7 +123,7 @@ class LoopedLayer(NamedTuple):
         if are_few(x):
             return u, h, *normed_sum(few_rows_product(g, self.down, parts=PARTS), u, gain)
         z = _added(u, g, self.down)
-        return u, h, z, normed(z, gain, z.dtype, early=True)
+        return u, h, z, normed(z, gain, z.dtype)
 
     def _hidden(
         self, x: Tensor, a: Tensor, u: Tensor | None = None, h: Tensor | None = None
@@ -155,7 +153,7 @@ class LoopedLayer(NamedTuple):
             dg = torch.bmm(low_dz, self.down)
             dh = dg if dh is None else dh
             torch.ops.aten.gelu_backward.grad_input(dg, h, grad_input=dh)
-        du, dgain = norm_gradients(u, self.weights.mlp_norm_D, _parts(dh, self.up), dz, early=True)
+        du, dgain = norm_gradients(u, self.weights.mlp_norm_D, _parts(dh, self.up), dz)
         low_du = du.to(h.dtype) if low_du is None else low_du.copy_(du)
         da = few_rows_product(low_du, self.out, backward=True) if are_few(u) else torch.bmm(low_du, self.out)
         return [low_dz, dh, low_du], du, da, dgain
@@ -180,10 +178,10 @@ class LoopedLayer(NamedTuple):
         tile = max(1, 4096 // E)
         dgain = x.new_empty(R, triton.cdiv(M, tile), 2, D, dtype=torch.float32)
         tensors = *contiguous(raw, self.qk_norm, *dqkv), draw, dgain
-        qkv_bwd_kernel[dgain.shape[1], R](*tensors, M, D=D, E=E, M=tile, **early_launch(x.device))
+        qkv_bwd_kernel[dgain.shape[1], R](*tensors, M, D=D, E=E, M=tile)
         dgains = [None, None] if self.qk_norm is None else [*dgain.unbind(2)]
         dnormed = _parts(draw, self.qkv.flatten(1, 2))
-        dx, dnorm, *rest = norm_gradients(x, self.weights.norm_D, dnormed, du, before=before, early=True)
+        dx, dnorm, *rest = norm_gradients(x, self.weights.norm_D, dnormed, du, before=before)
         return draw, dx, [dnorm, *dgains, *rest]
 
     def gradients(

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import Settings, contiguous, early_launch, follow, rms, rms_bwd, rows_of
+from mixers.ops.kernels.common import Settings, contiguous, rms, rms_bwd, rows_of
 from mixers.ops.kernels.products import group_sum
 from mixers.ops.method import Method, Optionals, Tensors
 
@@ -46,7 +46,6 @@ def norm_fwd_kernel(
     E: tl.constexpr,
     M: tl.constexpr,
     PARTS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Normalise M rows.
 
@@ -54,7 +53,6 @@ def norm_fwd_kernel(
     2. Write y = gain x / rms(x).
     """
     # 1. Rows and gain.
-    follow(EARLY)
     run = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * M + tl.arange(0, M)
     e = tl.arange(0, E)
@@ -87,7 +85,6 @@ def norm_bwd_kernel(
     E: tl.constexpr,
     M: tl.constexpr,
     PARTS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Gradients of every n-th tile of M rows, for n programs, and their sum for the gain.
 
@@ -100,7 +97,6 @@ def norm_bwd_kernel(
        f. write the gradient.
     2. Write the sums.
     """
-    follow(EARLY)
     run = tl.program_id(1).to(tl.int64)
     e = tl.arange(0, E)
     gain_E = tl.load(gain_ptr + run * D + e, e < D, 0.0)
@@ -162,24 +158,24 @@ def rms_norm_method(dtype: torch.dtype, branching: bool = False) -> Method:
     return Method(forward, backward, outputs=2 if branching else 1)
 
 
-def normed(x: Tensor, gain: Tensor, dtype: torch.dtype, early: bool = False) -> Tensor:
-    """``gain * x / rms(x)`` in ``dtype``; the launch may be early, see ``early_launch``."""
+def normed(x: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
+    """``gain * x / rms(x)`` in ``dtype``."""
     x, gain = x.contiguous(), gain.contiguous()
     y = torch.empty_like(x, dtype=dtype)
-    rows, settings = rows_of(x), _settings(x, early)
+    rows, settings = rows_of(x), _settings(x)
     norm_fwd_kernel[triton.cdiv(rows, settings["M"]), len(x)](x, gain, None, None, y, rows, **settings, PARTS=1)
     return y
 
 
 def normed_sum(parts: Tensor, addend: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over the parts (parts, R, rows, D) with the addend, and its norm, in the addend's dtype, in an early launch.
+    """Sum over the parts (parts, R, rows, D) with the addend, and its norm, in the addend's dtype.
 
     Args:
         addend: contiguous.
         gain: as of ``normed``.
     """
     z, y = torch.empty_like(addend), torch.empty_like(addend)
-    rows, settings = rows_of(y), _settings(y, True)
+    rows, settings = rows_of(y), _settings(y)
     tensors = parts, gain.contiguous(), addend, z, y
     norm_fwd_kernel[triton.cdiv(rows, settings["M"]), len(y)](*tensors, rows, **settings, PARTS=len(parts))
     return z, y
@@ -192,7 +188,6 @@ def norm_gradients(
     rest: Tensor | None = None,
     *,
     before: tuple[Tensor, Tensor] | None = None,
-    early: bool = False,
 ) -> tuple[Tensor, ...]:
     """Gradients of x, plus the rest, and of the gain; the latter are parts (R, programs, D) of a sum.
 
@@ -202,11 +197,10 @@ def norm_gradients(
         rest: further gradient of x.
         before: z and a gain, if x is the norm of z. Then the gradient of z takes the place of that of x, and parts of
             the gradient of this gain follow.
-        early: as of ``normed``.
     """
     x, gain, dy, rest = contiguous(x, gain, dy, rest)
     z, z_gain = contiguous(*before) if before else (None, None)
-    rows, settings = rows_of(x), _settings(x, early)
+    rows, settings = rows_of(x), _settings(x)
     programs = min(triton.cdiv(rows, settings["M"]), triton.cdiv(1024, len(x)))
     dx = torch.empty_like(x)
     dgains = [gain.new_empty(len(x), programs, x.shape[-1]) for _ in range(2 if before else 1)]
@@ -218,8 +212,8 @@ def norm_gradients(
     return dx, *dgains
 
 
-def _settings(x: Tensor, early: bool) -> Settings:
+def _settings(x: Tensor) -> Settings:
     """Settings of a launch over the rows of x."""
     D = x.shape[-1]
     E = triton.next_power_of_2(D)
-    return {"D": D, "E": E, "M": max(1, 4096 // E), **(early_launch(x.device) if early else {"EARLY": False})}
+    return {"D": D, "E": E, "M": max(1, 4096 // E)}

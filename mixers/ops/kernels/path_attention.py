@@ -55,16 +55,15 @@ from mixers.ops.kernels.common import LOG2E, MASKED, contiguous, kernels_take
 from mixers.ops.method import Method, Optionals, Tensors
 
 CHUNK = 32
-CHUNKS = {"num_warps": 2, "num_stages": 1}
+CHUNKS = {"num_warps": 1, "num_stages": 1}
 FORWARD = {"num_warps": 1, "num_stages": 2}
-QUERIES = {"num_warps": 1, "num_stages": 2}
 """One warp passes products on in its registers; several would share columns, and exchange them for the next product."""
+QUERIES = {"num_warps": 2, "num_stages": 3}
 KEYS = {"num_warps": 2, "num_stages": 2}
 """Not 4 warps with several stages: Triton up to 3.7.1 then overwrites z while a product may still read it.
 
 https://github.com/triton-lang/triton/issues/6691
 """
-ROWS = {"num_warps": 4, "num_stages": 1}
 SCRATCH = 2**30
 """Most bytes of z and dz, unless one head needs more."""
 PRECISIONS = {torch.bfloat16: "bf16", torch.float32: "tf32x3"}
@@ -612,8 +611,9 @@ def path_attention_method(heads: int) -> Method:
             path_keys_bwd_kernel[grid](
                 v, c, own, k_out, lse, da, delta, z, dz, ds, dk_out, dwhole, dv, dc, earlier, **settings, **KEYS
             )
+        warps = {"num_warps": 2 if I <= 32 else 4, "num_stages": 1}
         path_rows_bwd_kernel[count, chunks](
-            q, k, w, beta, inverse, ds, dq_in, dk_out, dwhole, dq, dk, dw, dbeta, **settings, **ROWS
+            q, k, w, beta, inverse, ds, dq_in, dk_out, dwhole, dq, dk, dw, dbeta, **settings, **warps
         )
         return found
 

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import EPS, LOG2E, MASKED, Settings, early_launch, follow
+from mixers.ops.kernels.common import EPS, LOG2E, MASKED, Settings
 
 TOKENS = 16
 """Tokens X of a program; absent ones are zeros."""
@@ -163,7 +163,6 @@ def token_fwd_kernel(
     X: tl.constexpr,
     Y: tl.constexpr,
     J: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Attention of X tokens of a sequence in one head.
 
@@ -174,7 +173,6 @@ def token_fwd_kernel(
     The programs of head 0 also write r.
     """
     # 1. Queries.
-    follow(EARLY)
     row, run, head, x_X, at = _place(B, P, D, K, X)
     q_ptr = raw_ptr + at * D
     plane = B * P
@@ -244,7 +242,6 @@ def token_bwd_kernel(
     K: tl.constexpr,
     X: tl.constexpr,
     J: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Gradients of X tokens of a sequence in one head, as queries and as pairs.
 
@@ -255,7 +252,6 @@ def token_bwd_kernel(
     3. As pairs: for each X queries: dk += ds q and dv += p da. Write dk and dv, plus the rest.
     """
     # 1. Tokens.
-    follow(EARLY)
     H: tl.constexpr = D // K
     row, run, head, x_X, at = _place(B, P, D, K, X)
     live_X = x_X < P
@@ -381,7 +377,6 @@ def _launch(raw: Tensor, k: Tensor, bias: Tensor) -> tuple[tuple[int, int], tupl
         "K": D // H,
         "X": TOKENS,
         "J": J,
-        "num_warps": 4,
-        **early_launch(k.device),
+        "num_warps": 1,
     }
     return (R * B * H, triton.cdiv(P, TOKENS)), (B, *k.stride()[:2]), settings
