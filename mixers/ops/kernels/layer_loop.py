@@ -1,8 +1,8 @@
 """A layer with softmax attention that a loop evaluates many times, launch by launch, for any width.
 
-The library takes the products of many rows, ``mixers.ops.kernels.few_rows`` those of few. A loop of such layers is one
-operation, so that a trace has one operator for all evaluations, and one for their backward pass. Only gradients of
-activations are computed in the loop; those of weights are products over the rows of all evaluations after it.
+The library takes the products. A loop of such layers is one operation, so that a trace has one operator for all
+evaluations, and one for their backward pass. Only gradients of activations are computed in the loop; those of weights
+are products over the rows of all evaluations after it.
 
 Dimensions: M rows of an evaluation, positions or memory tokens of all sequences of a run. Rows of the residual stream
 may have more bits than products.
@@ -25,14 +25,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mixers.ops.kernels.common import contiguous, rms, rms_bwd
-from mixers.ops.kernels.few_rows import are_few, few_rows_product
-from mixers.ops.kernels.norm import norm_gradients, normed, normed_sum
+from mixers.ops.kernels.norm import norm_gradients, normed
 from mixers.ops.kernels.products import group_sum, rows_products
 from mixers.ops.method import Optionals, Tensors
 from mixers.ops.weights import LayerWeights
-
-PARTS = 4
-"""Parts of the products that a norm follows: sums over many inputs, of which few outputs would fill no GPU."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -101,8 +97,6 @@ class LoopedLayer(NamedTuple):
 
     def project(self, x: Tensor, raw: Tensor | None = None) -> Tensor:
         """Raw queries, keys and values (R, 3, M, D) of inputs (R, M, D)."""
-        if are_few(x):
-            return few_rows_product(x, self.qkv, raw, gain=self.weights.norm_D)
         return torch.matmul(normed(x, self.weights.norm_D, self.qkv.dtype)[:, None], self.qkv.mT, out=raw)
 
     def normed_qk(self, raw: Tensor) -> Tensor:
@@ -114,29 +108,9 @@ class LoopedLayer(NamedTuple):
         self, x: Tensor, a: Tensor, u: Tensor | None = None, h: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Input of the MLP, its hidden layer before the GELU, and outputs, from inputs and the outputs of attention."""
-        u, h, g = self._hidden(x, a, u, h)
-        return u, h, _added(u, g, self.down)
-
-    def finish_and_norm(self, x: Tensor, a: Tensor, gain: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What ``finish`` returns, and the norm of the outputs."""
-        u, h, g = self._hidden(x, a)
-        if are_few(x):
-            return u, h, *normed_sum(few_rows_product(g, self.down, parts=PARTS), u, gain)
-        z = _added(u, g, self.down)
-        return u, h, z, normed(z, gain, z.dtype)
-
-    def _hidden(
-        self, x: Tensor, a: Tensor, u: Tensor | None = None, h: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Input of the MLP, and its hidden layer before and after the GELU."""
         u = _added(x, a, self.out, u)
-        if are_few(x):
-            g = a.new_empty(*a.shape[:2], self.up.shape[1])
-            h = few_rows_product(u, self.up, h, gain=self.weights.mlp_norm_D, g=g)
-        else:
-            h = torch.bmm(normed(u, self.weights.mlp_norm_D, a.dtype), self.up.mT, out=h)
-            g = F.gelu(h)
-        return u, h, g
+        h = torch.bmm(normed(u, self.weights.mlp_norm_D, a.dtype), self.up.mT, out=h)
+        return u, h, _added(u, F.gelu(h), self.down)
 
     def finish_gradients(
         self, dz: Tensor, u: Tensor, h: Tensor, places: Sequence[Tensor | None] = (None, None, None)
@@ -147,31 +121,17 @@ class LoopedLayer(NamedTuple):
         """
         low_dz, dh, low_du = places
         low_dz = dz.to(h.dtype) if low_dz is None else low_dz.copy_(dz)
-        if are_few(u):
-            dh = few_rows_product(low_dz, self.down, dh, hidden=h, backward=True)
-        else:
-            dg = torch.bmm(low_dz, self.down)
-            dh = dg if dh is None else dh
-            torch.ops.aten.gelu_backward.grad_input(dg, h, grad_input=dh)
-        du, dgain = norm_gradients(u, self.weights.mlp_norm_D, _parts(dh, self.up), dz)
+        dg = torch.bmm(low_dz, self.down)
+        dh = dg if dh is None else dh
+        torch.ops.aten.gelu_backward.grad_input(dg, h, grad_input=dh)
+        du, dgain = norm_gradients(u, self.weights.mlp_norm_D, torch.bmm(dh, self.up), dz)
         low_du = du.to(h.dtype) if low_du is None else low_du.copy_(du)
-        da = few_rows_product(low_du, self.out, backward=True) if are_few(u) else torch.bmm(low_du, self.out)
-        return [low_dz, dh, low_du], du, da, dgain
+        return [low_dz, dh, low_du], du, torch.bmm(low_du, self.out), dgain
 
     def project_gradients(
-        self,
-        x: Tensor,
-        raw: Tensor,
-        dqkv: Sequence[Tensor],
-        du: Tensor | None,
-        draw: Tensor | None = None,
-        before: tuple[Tensor, Tensor] | None = None,
+        self, x: Tensor, raw: Tensor, dqkv: Sequence[Tensor], du: Tensor | None, draw: Tensor | None = None
     ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        """Gradients of raw rows (R, M, 3 D), of inputs, with that of u if there is one, and of three norms' gains.
-
-        If inputs are the norm of z, ``before`` is z and the gain; the gradient of z takes the place of that of inputs,
-        and that of this gain follows.
-        """
+        """Gradients of raw rows (R, M, 3 D), of inputs, with that of u if there is one, and of three norms' gains."""
         R, M, D = x.shape
         draw = raw.new_empty(R, M, 3 * D) if draw is None else draw
         E = triton.next_power_of_2(D)
@@ -180,9 +140,8 @@ class LoopedLayer(NamedTuple):
         tensors = *contiguous(raw, self.qk_norm, *dqkv), draw, dgain
         qkv_bwd_kernel[dgain.shape[1], R](*tensors, M, D=D, E=E, M=tile)
         dgains = [None, None] if self.qk_norm is None else [*dgain.unbind(2)]
-        dnormed = _parts(draw, self.qkv.flatten(1, 2))
-        dx, dnorm, *rest = norm_gradients(x, self.weights.norm_D, dnormed, du, before=before)
-        return draw, dx, [dnorm, *dgains, *rest]
+        dx, dnorm = norm_gradients(x, self.weights.norm_D, torch.bmm(draw, self.qkv.flatten(1, 2)), du)
+        return draw, dx, [dnorm, *dgains]
 
     def gradients(
         self, scale: float, kept: Sequence[Tensor], drows: Sequence[Tensor], dgains: Iterable[tuple[Any, ...]]
@@ -216,12 +175,5 @@ def rounded_maps(weights: LayerWeights, scale: float, dtype: torch.dtype = torch
 
 
 def _added(x: Tensor, y: Tensor, w: Tensor, out: Tensor | None = None) -> Tensor:
-    """``x + y w^T`` in the dtype of x."""
-    if are_few(x):
-        return few_rows_product(y, w, out, residual=x)
+    """``x + w y`` in the dtype of x."""
     return torch.baddbmm(x, y, w.mT, out=out) if x.dtype == y.dtype else torch.add(x, torch.bmm(y, w.mT), out=out)
-
-
-def _parts(y: Tensor, w: Tensor) -> Tensor:
-    """``y w``, or parts of it for ``norm_gradients``."""
-    return few_rows_product(y, w, backward=True, parts=PARTS) if are_few(y) else torch.bmm(y, w)

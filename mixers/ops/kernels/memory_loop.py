@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from mixers.ops.kernels.block_attention import pair_gradients
 from mixers.ops.kernels.common import contiguous
 from mixers.ops.kernels.layer_loop import LoopedLayer
-from mixers.ops.kernels.norm import normed
+from mixers.ops.kernels.norm import norm_gradients, normed
 from mixers.ops.kernels.products import group_sum
 from mixers.ops.kernels.token_attention import token_attention, token_gradients
 from mixers.ops.method import Method, Optionals, Recipe, Tensors
@@ -60,8 +60,9 @@ def memory_loop_method(heads: int, scale: float) -> Method:
             inputs.append((x, raw))
             if n + 1 < len(segments):
                 softmax = token_attention(raw, y.layer.qk_norm, segment, y.bias)
-                u, h, z, x = y.layer.finish_and_norm(x, softmax[0], y.output_norm)
+                u, h, z = y.layer.finish(x, softmax[0])
                 kept.append((*softmax, u, h, z))
+                x = normed(z, y.output_norm, z.dtype)
 
         saved = *map(torch.stack, zip(*inputs, strict=True)), *map(torch.stack, zip(*kept, strict=True))
         keys, values = (_by_sequences(saved[1][:, :, i], B) for i in (1, 2))
@@ -72,29 +73,26 @@ def memory_loop_method(heads: int, scale: float) -> Method:
         B, P = y.memory.shape[1:3]
         segments, dpairs_N = y.segments(), gradients[0].contiguous().unflatten(3, (-1, P)).unbind(3)
         xs, raws, *kept = saved
-        dz: Any = None
+        dx: Any = None
         du: Tensor | None = None
         found: list[Any] = []
         inputs: list[Any] = []
-        doutputs: list[Any] = []
         for n in reversed(range(len(segments))):
-            if dz is None:
+            if dx is None:
                 dqkv = F.pad(dpairs_N[n], (0, 0, 0, 0, 0, 0, 1, 0)).flatten(2, 3)
             else:
-                *softmax, u, h, _ = (part[n] for part in kept)
+                *softmax, u, h, z = (part[n] for part in kept)
+                dz, doutput = norm_gradients(z, y.output_norm, dx)
                 drows, du, da, dmlp = y.layer.finish_gradients(dz, u, h)
                 dqkv = token_gradients(raws[n], y.layer.qk_norm, segments[n], y.bias, softmax, da, dpairs_N[n])
-                found.append((da, *drows, dmlp))
+                found.append((da, *drows, doutput, dmlp))
 
-            # The inputs are the norm of the outputs of the segment before.
-            before = (kept[-1][n - 1], y.output_norm) if n else None
-            draw, dz, dgains = y.layer.project_gradients(xs[n], raws[n], dqkv.unbind(1), du, before=before)
-            inputs.append((draw, *dgains[:3]))
-            doutputs += dgains[3:]
+            draw, dx, dgains = y.layer.project_gradients(xs[n], raws[n], dqkv.unbind(1), du)
+            inputs.append((draw, *dgains))
 
         # Weights.
         a, u, h = (_rows(kept[n]) for n in (0, 3, 4))
-        das, *inner, dmlps = (parts[::-1] for parts in zip(*found, strict=True))
+        das, *inner, doutputs, dmlps = (parts[::-1] for parts in zip(*found, strict=True))
         draws, *gains = (parts[::-1] for parts in zip(*inputs, strict=True))
         rows = [torch.cat(parts, 1) for parts in (*inner, draws)]
         dlayer = y.layer.gradients(scale, (_rows(xs), a, u, h), rows, (*gains, dmlps))
@@ -104,7 +102,7 @@ def memory_loop_method(heads: int, scale: float) -> Method:
         delta = (da.float() * a.float()).unflatten(-1, (heads, -1)).sum(-1)
         q, size = _with_norm(q, y.layer.weights.q_norm_D), y.bias.shape[0] - P
         dk, dv = pair_gradients((y.k, y.v), q, y.bias, (da, lse, delta), size=size, earlier=0, first=P)
-        return dk, dv, dz.view_as(y.memory), None, group_sum(torch.cat(doutputs, 1)), *dlayer
+        return dk, dv, dx.view_as(y.memory), None, group_sum(torch.cat(doutputs, 1)), *dlayer
 
     return Method(forward, backward, recipe=Recipe(("memory loop", heads, scale)))
 

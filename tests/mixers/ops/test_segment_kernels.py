@@ -19,7 +19,6 @@ triton = pytest.importorskip("triton")
 from mixers.base import Shape  # noqa: E402
 from mixers.ops.attention import alibi_slopes, forgetting_mean  # noqa: E402
 from mixers.ops.block_attention import block_attention  # noqa: E402
-from mixers.ops.kernels import few_rows  # noqa: E402
 from mixers.ops.kernels.attention import forgetting_attention_method  # noqa: E402
 from mixers.ops.kernels.block_attention import block_attention_method  # noqa: E402
 from mixers.ops.kernels.layer_loop import rounded_maps  # noqa: E402
@@ -353,14 +352,6 @@ def test_a_residual_stream_in_float32_takes_products_in_16_bits() -> None:
     """As in models; the interpreter's bfloat16 is not one."""
     case = staircase_case(2, 2, 11, 48, 3, 40, chunk=3, steps=3, layers=2, low=torch.float16)
     assert max(errors(fused(case, torch.float32), exact(case))) <= 3e-3
-
-
-@interpreted
-@pytest.mark.parametrize("name", ["loop", "loop-one-token", "staircase", "staircase-two-layers"])
-def test_the_library_takes_products_of_many_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_rows, "MOST_ROWS", 0)
-    case = SMALL[name]()
-    assert max(errors(fused(case, torch.float32), exact(case))) <= 1e-5
 
 
 @interpreted
