@@ -79,7 +79,7 @@ def print_study(table: pd.DataFrame, console: Console, verbose: bool) -> None:
         more = " ".join(f"{lr:g}" for lr in sorted([*lrs, *further]))
         console.print(
             f"lr {best['lr']:g} is the {best['edge']} of the grid, so a better one may lie beyond it: "
-            f"--lr {more} keeps what is finished and trains the new ones",
+            f"--lr {more} keeps what is finished and trains the new ones; places are those on the reference's rates",
             soft_wrap=True,
         )
     for kind in KINDS:

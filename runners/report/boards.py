@@ -140,11 +140,12 @@ class Board:
         return dict(zip([cell.row for cell in ranked], ranks, strict=True))
 
     def place_on(self, row: str, task: str) -> str:
-        """Return the place of a row on a task in words, as "3rd of 21" or "1st to 8th of 21" of those that tie."""
-        ranks = self.ranks(task)
-        half = (sum(abs(rank - ranks[row]) < 0.25 for rank in ranks.values()) - 1) / 2
-        ends = dict.fromkeys((math.ceil(ranks[row] - half), math.floor(ranks[row] + half)))
-        return f"{' to '.join(map(ordinal, ends))} of {len(ranks)}"
+        """Return the place of a row on a task in words, as "3rd of 21, 5 tied" with those whose intervals overlap."""
+        cells = [cell for cell in self.of_task(task) if cell.row in self.ranks(task)]
+        mine = self.cells[row, task]
+        place = 1 + sum(cell.value > mine.value for cell in cells)
+        tied = sum(cell.share[1] <= mine.share[2] and mine.share[1] <= cell.share[2] for cell in cells) - 1
+        return f"{ordinal(place)} of {len(cells)}, {tied} tied"
 
     def extremes(self, row: str) -> tuple[list[Cell], list[Cell]]:
         """Return the cells of a layer with its best places, and those with its worst; of equal ones by accuracy.
