@@ -66,8 +66,8 @@ PAGES = {
 }
 """Pages by the name of their file; those of a board without records are left out."""
 GLANCE = (
-    *("profile-first", "profile-depth-permutations", "profile-state-mqar", "mean-rank-ties", "mean-rank-ties-behind"),
-    *("profiles-predict-within-families", "profiles-predict-between-families", "transition"),
+    *("profile-first", "profile-depth-permutations", "profile-mqar-pairs", "mean-rank-ties", "mean-rank-ties-behind"),
+    *("profiles-predict-between-families", "profiles-predict-within-families", "transition"),
 )
 """Claims on the first page."""
 
