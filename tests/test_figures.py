@@ -93,22 +93,6 @@ def test_as_many_layers_have_all_tasks_as_the_pages_say(page: Path) -> None:
     assert f" {len(trained())} layers have been trained on all ten tasks." in " ".join(page.read_text().split())
 
 
-def test_the_places_in_the_readme_are_those_of_the_boards() -> None:
-    losses = {layer: model["validation_loss"] for layer, model in language_models().items()}
-    ranks, profiles = (
-        dict(re.findall(rf"^\| `([\w-]+)` \|{tier} (\d\S*) \|", (REFERENCE / file).read_text(), re.MULTILINE))
-        for file, tier in (("overview.md", ""), ("profile/overview.md", r" \d \|"))
-    )
-    boards = [
-        {layer: n for n, layer in enumerate(ranks, 1)},
-        profiles,
-        dict(zip(losses, rankdata([*losses.values()]), strict=True)),
-    ]
-    rows = re.findall(r"^\| .*`\) \| (\d+) \| .* \| (\d+)\w\w \| (\d+)\w\w \|$", README.read_text(), re.MULTILINE)
-    for row, board in zip(rows, boards, strict=True):
-        assert [*map(int, row)] == [len(board), float(board["rt"]), float(board["transformer"])]
-
-
 def language_models() -> dict[str, dict[str, float]]:
     """Mean losses of each layer's language model over the seeds of its learning rate, and its costs."""
     found = {}
