@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, replace
 from hashlib import sha256
 from importlib.metadata import version
@@ -54,10 +53,9 @@ def train(config: Config, options: dict[str, Any], corpus: Corpus, world: World,
         OSError: a file cannot be written.
     """
     run = identity(config, options, corpus.folder.name)
-    with ExitStack() as stack:
-        # The first process claims the run, and tells the others.
-        mine = world.is_first and bool(stack.enter_context(claimed([run.folder])))
-        if world.any(mine):
+    # The first process claims the run, and tells the others.
+    with claimed([run.folder] if world.is_first else []) as mine:
+        if world.any(bool(mine)):
             try:
                 _train(run, config, options, corpus, world, progress)
             except Exception as error:

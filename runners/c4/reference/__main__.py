@@ -28,7 +28,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -218,17 +218,11 @@ def train_place(model: Model, place: Place, corpus: Corpus, split: RecallSplit, 
     """
     gc.collect()  # the CUDA graphs of a run before hold their memory in cycles of references
     config = replace(model.config, lr=place[0], seed=place[1])
-    with ExitStack() as stack:
-        model.file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            name = f".{model.file.stem}-lr{config.lr:g}-seed{config.seed}.lock"
-            stack.enter_context(FileLock(model.file.with_name(name), timeout=0))
-        except Timeout:
-            return False
+    model.file.parent.mkdir(parents=True, exist_ok=True)
+    lock = model.file.with_name(f".{model.file.stem}-lr{config.lr:g}-seed{config.seed}.lock")
+    with suppress(Timeout), FileLock(lock, timeout=0), Progress(console, config) as progress:
         if place not in open_places(model.records()):  # another process may have ended it before the lock
             return False
-
-        progress = stack.enter_context(Progress(console, config))
         record = train(config, model.options, corpus, world, progress)
         if record.diverged_step is None:
             record = measured(record, config, identity(config, model.options, corpus.folder.name).folder, split, world)
@@ -239,10 +233,12 @@ def train_place(model: Model, place: Place, corpus: Corpus, split: RecallSplit, 
             write_all(model.file, [*model.records(), record])
         discard(model, place, corpus)
 
-    loss = record.metrics.get("validation", {}).get("loss")
-    said = f"diverged at step {record.diverged_step}" if loss is None else f"validation {loss:.4f}"
-    console.print(f"{model.file}: lr {config.lr:g}, seed {config.seed}: {said}, {record.seconds:.0f} s", soft_wrap=True)
-    return True
+        loss = record.metrics.get("validation", {}).get("loss")
+        said = f"diverged at step {record.diverged_step}" if loss is None else f"validation {loss:.4f}"
+        run = f"lr {config.lr:g}, seed {config.seed}"
+        console.print(f"{model.file}: {run}: {said}, {record.seconds:.0f} s", soft_wrap=True)
+        return True
+    return False
 
 
 def measured(record: Record, config: Config, folder: Path, split: RecallSplit, world: World) -> Record:
