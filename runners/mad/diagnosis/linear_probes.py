@@ -18,7 +18,6 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedGroupKFold, cross_validate
@@ -156,39 +155,31 @@ def fit_probes(model: Backbone, task: Task, batch: Batch, predictions_ST: Tokens
         sample = draw_sample(batch, position)
         read_N = sample.position_N if position is None else np.full_like(sample.position_N, last)
         hidden_ND, embedding_ND = read_hidden_states(model, batch, sample.sequence_N, read_N)
-        probes.append(_fit(sample, hidden_ND, embedding_ND, right_ST, position))
+
+        _, counts = np.unique(sample.answer_N, return_counts=True)
+        size: dict[str, Any] = {
+            "position": position,
+            "examples": len(sample.answer_N),
+            "sequences": len(np.unique(sample.sequence_N)),
+            "classes": len(counts),
+            "dropped_classes": sample.dropped_classes,
+        }
+        if len(counts) < 2:
+            probes.append(Probe(**size, impossible=f"fewer than 2 answers occur in {FOLDS} or more sequences"))
+            continue
+
+        hidden, hidden_converged = _cross_validate(hidden_ND, sample)
+        embedding, embedding_converged = _cross_validate(embedding_ND, sample)
+        probe = Probe(
+            **size,
+            hidden=hidden,
+            embedding=embedding,
+            majority=float(counts.max() / counts.sum()),
+            model=float(right_ST[sample.sequence_N, sample.position_N].mean()),
+            converged=hidden_converged and embedding_converged,
+        )
+        probes.append(probe)
     return probes
-
-
-def _fit(
-    sample: Sample,
-    hidden_ND: Features,
-    embedding_ND: Features,
-    right_ST: NDArray[np.bool_],
-    position: int | None,
-) -> Probe:
-    """Fit the probes on the hidden state and on the embedding of a sample."""
-    _, counts = np.unique(sample.answer_N, return_counts=True)
-    size: dict[str, Any] = {
-        "position": position,
-        "examples": len(sample.answer_N),
-        "sequences": len(np.unique(sample.sequence_N)),
-        "classes": len(counts),
-        "dropped_classes": sample.dropped_classes,
-    }
-    if len(counts) < 2:
-        return Probe(**size, impossible=f"fewer than 2 answers occur in {FOLDS} or more sequences")
-
-    hidden, hidden_converged = _cross_validate(hidden_ND, sample)
-    embedding, embedding_converged = _cross_validate(embedding_ND, sample)
-    return Probe(
-        **size,
-        hidden=hidden,
-        embedding=embedding,
-        majority=float(counts.max() / counts.sum()),
-        model=float(right_ST[sample.sequence_N, sample.position_N].mean()),
-        converged=hidden_converged and embedding_converged,
-    )
 
 
 def _cross_validate(features_ND: Features, sample: Sample) -> tuple[dict[str, float], bool]:
