@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -148,17 +149,14 @@ class RecallSplit:
         """
         count = len(self.recall_NT)
         batch_size = min(batch_size, count)
-        sums, of_all = np.zeros(2), np.zeros(2)
+        parts = []
         with evaluating(model, device):
-            for step in range(-(-count // batch_size)):
+            for step in range(math.ceil(count / batch_size)):
                 tokens_BT = torch.from_numpy(self.windows.batch(step, batch_size)).to(device)
-                recall_BT = self.recall_NT[step * batch_size : (step + 1) * batch_size]
-                losses_BT = token_losses(model, tokens_BT)[: len(recall_BT)].double().cpu().numpy()
-                for part, chosen_BT in enumerate((recall_BT, ~recall_BT)):
-                    sums[part] += losses_BT[chosen_BT].sum()
-                    of_all[part] += chosen_BT.sum()
+                parts.append(token_losses(model, tokens_BT).double().cpu().numpy())
 
-        recall, rest = (sums / np.maximum(of_all, 1)).tolist()
+        losses_NT = np.concatenate(parts)[:count]  # the last batch goes on with the first windows
+        recall, rest = (float(losses_NT[of].sum() / max(1, of.sum())) for of in (self.recall_NT, ~self.recall_NT))
         return recall, rest
 
 
@@ -180,19 +178,8 @@ def split_recall(corpus: Corpus, windows: Windows, tokens: int, seq_len: int) ->
     shards = (open_shard(corpus.folder, shard)[0] for shard in corpus.manifest.splits["train"].shards)
     counts = count_bigrams(shards, corpus.tokens("train"), known, vocab_size)
     is_rare_NT = counts[place_NT.reshape(keys_NT.shape)] <= rare
-    return RecallSplit(windows=windows, recall_NT=seen_before(keys_NT) & is_rare_NT, rare=rare)
-
-
-def seen_before(keys_NT: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return for each key whether it also occurs earlier in its row."""
-    order_NT = np.argsort(keys_NT, axis=1, kind="stable")
-    sorted_NT = np.take_along_axis(keys_NT, order_NT, axis=1)
-    again_NT = np.zeros(keys_NT.shape, np.bool_)
-    again_NT[:, 1:] = sorted_NT[:, 1:] == sorted_NT[:, :-1]
-
-    found_NT = np.empty_like(again_NT)
-    np.put_along_axis(found_NT, order_NT, again_NT, axis=1)
-    return found_NT
+    seen_before_NT = np.stack([pd.Series(keys_T).duplicated() for keys_T in keys_NT])
+    return RecallSplit(windows=windows, recall_NT=seen_before_NT & is_rare_NT, rare=rare)
 
 
 def count_bigrams(
