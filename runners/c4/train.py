@@ -218,7 +218,7 @@ def _with_downstream(record: Record, folder: Path, config: Config, world: World,
     for name, questions in items.items():
         if world.is_first:
             progress.console.print(f"evaluating {name}, {len(questions):,} questions", soft_wrap=True)
-        scores[name] = asdict(evaluate_items(model, tokenizer, questions, batch, config.seq_len, world.device))
+        scores[name] = evaluate_items(model, tokenizer, questions, batch, config.seq_len, world.device)
 
     settings = {**record.settings, "downstream": digest}
     record = replace(record, metrics={**record.metrics, **scores}, settings=settings)

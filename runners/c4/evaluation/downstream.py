@@ -34,7 +34,7 @@ MEANS = {
     "gold_nats_per_token": "nats/token",
     "gold_bits_per_byte": "bits/byte",
 }
-"""Fields of ``Scores`` whose means over the sets are the last row of the table, and their headings."""
+"""Scores whose means over the sets are the last row of the table, and their headings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,39 +100,6 @@ class Pair(NamedTuple):
     continuation: list[int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scores:
-    """Scores of a model on one set.
-
-    Attributes:
-        items: number of questions.
-        accuracy: share of questions for which the continuation of the right choice has the largest log-probability.
-        accuracy_low: lower end of the 95% Wilson score interval of ``accuracy``.
-        accuracy_high: its upper end.
-        normalised_accuracy: the same for log-probabilities divided by the number of characters of the continuation,
-            without the space before its first word (``acc_norm`` of lm-evaluation-harness).
-        normalised_accuracy_low: lower end of the interval of ``normalised_accuracy``.
-        normalised_accuracy_high: its upper end.
-        chance: accuracy of choices drawn uniformly.
-        gold_nats_per_token: total cross-entropy of the right continuations, divided by their total number of tokens.
-        gold_nats: cross-entropy of a whole right continuation, averaged over the questions.
-        gold_bits_per_byte: total cross-entropy of the right continuations, divided by their total number of UTF-8
-            bytes, spaces included.
-    """
-
-    items: int
-    accuracy: float
-    accuracy_low: float
-    accuracy_high: float
-    normalised_accuracy: float
-    normalised_accuracy_low: float
-    normalised_accuracy_high: float
-    chance: float
-    gold_nats_per_token: float
-    gold_nats: float
-    gold_bits_per_byte: float
-
-
 def evaluate_items(
     model: LanguageModel,
     tokenizer: Tokenizer,
@@ -140,8 +107,21 @@ def evaluate_items(
     batch_size: int,
     seq_len: int,
     device: torch.device,
-) -> Scores:
-    """Evaluate a model on the questions of one set.
+) -> dict[str, Any]:
+    """Evaluate a model on the questions of one set, and return its scores for the record of the run.
+
+    Scores:
+        items: number of questions.
+        accuracy: share of questions for which the continuation of the right choice has the largest log-probability.
+        accuracy_low, accuracy_high: ends of the 95% Wilson score interval of ``accuracy``.
+        normalised_accuracy: the same for log-probabilities divided by the number of characters of the continuation,
+            without the space before its first word (``acc_norm`` of lm-evaluation-harness); with the ends ``_low`` and
+            ``_high`` of its interval.
+        chance: accuracy of choices drawn uniformly.
+        gold_nats_per_token: total cross-entropy of the right continuations, divided by their total number of tokens.
+        gold_nats: cross-entropy of a whole right continuation, averaged over the questions.
+        gold_bits_per_byte: total cross-entropy of the right continuations, divided by their total number of UTF-8
+            bytes, spaces included.
 
     Args:
         model: the model, on ``device``.
@@ -165,8 +145,8 @@ def evaluate_items(
         totals = [total for _, (total, _) in mine]
         normalised = [y / len(text.removeprefix(" ")) for y, text in zip(totals, item.continuations, strict=True)]
 
-        right += _is_best(totals, item.gold)
-        right_normalised += _is_best(normalised, item.gold)
+        right += totals.index(max(totals)) == item.gold
+        right_normalised += normalised.index(max(normalised)) == item.gold
         gold_nats.append(-totals[item.gold])
         gold_tokens += len(mine[item.gold][0].continuation)
         gold_bytes += len(item.continuations[item.gold].encode())
@@ -174,24 +154,19 @@ def evaluate_items(
     nats = math.fsum(gold_nats)
     low, high = wilson_interval(right, len(items))
     normalised_low, normalised_high = wilson_interval(right_normalised, len(items))
-    return Scores(
-        items=len(items),
-        accuracy=right / len(items),
-        accuracy_low=low,
-        accuracy_high=high,
-        normalised_accuracy=right_normalised / len(items),
-        normalised_accuracy_low=normalised_low,
-        normalised_accuracy_high=normalised_high,
-        chance=fmean(1 / len(item.continuations) for item in items),
-        gold_nats_per_token=nats / gold_tokens,
-        gold_nats=nats / len(items),
-        gold_bits_per_byte=nats / math.log(2) / gold_bytes,
-    )
-
-
-def _is_best(scores: Sequence[float], gold: int) -> bool:
-    """Return whether choice ``gold`` is the first one with the largest score; false if any score is NaN."""
-    return not any(map(math.isnan, scores)) and max(range(len(scores)), key=scores.__getitem__) == gold
+    return {
+        "items": len(items),
+        "accuracy": right / len(items),
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "normalised_accuracy": right_normalised / len(items),
+        "normalised_accuracy_low": normalised_low,
+        "normalised_accuracy_high": normalised_high,
+        "chance": fmean(1 / len(item.continuations) for item in items),
+        "gold_nats_per_token": nats / gold_tokens,
+        "gold_nats": nats / len(items),
+        "gold_bits_per_byte": nats / math.log(2) / gold_bytes,
+    }
 
 
 def wilson_interval(right: int, count: int) -> tuple[float, float]:
@@ -206,7 +181,7 @@ def print_scores(scores: dict[str, dict[str, Any]], console: Console) -> None:
     """Print one row per set and a row of means; the table may be wider than the console.
 
     Args:
-        scores: by set, ``Scores`` as a dict.
+        scores: by set, what ``evaluate_items`` returns.
         console: where to print.
     """
     import pandas

@@ -4,7 +4,6 @@ import gzip
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -148,7 +147,7 @@ def score(model: Bigrams, items: list[Item], batch_size: int = 3) -> dict[str, A
     tokenizer = Tokenizer(models.WordLevel(WORDS, unk_token="<|endoftext|>"))
     tokenizer.add_special_tokens(["<|endoftext|>"])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return asdict(evaluate_items(cast(LanguageModel, model), tokenizer, items, batch_size, 64, CPU))
+    return evaluate_items(cast(LanguageModel, model), tokenizer, items, batch_size, 64, CPU)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
