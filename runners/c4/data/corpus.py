@@ -136,16 +136,12 @@ def write_shard(folder: Path, name: str, tokens_N: np.ndarray, documents_D3: np.
 
 
 def open_shard(folder: Path, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
-    """Map a shard into memory: its tokens (N,), and its documents (D, 3) as the module describes them.
+    """Map a shard that ``verify`` has read into memory: tokens (N,), and documents (D, 3) as the module describes them.
 
     Raises:
-        DamagedFileError: a file is missing or damaged.
-        OSError: a file cannot be opened for another reason, for example because too many files are open.
+        OSError: a file cannot be opened, for example because too many files are open.
     """
-    try:
-        tokens_N, documents_D3 = (np.load(path, mmap_mode="r", allow_pickle=False) for path in shard.files(folder))
-    except (FileNotFoundError, ValueError, EOFError) as error:
-        raise damaged(folder / shard.name, error, _remedy(folder)) from error
+    tokens_N, documents_D3 = (np.load(path, mmap_mode="r", allow_pickle=False) for path in shard.files(folder))
     return tokens_N, documents_D3
 
 
@@ -230,9 +226,6 @@ class Windows:
         split: name of the split.
         seq_len: T.
         seed: seed of the shuffled order, which differs between epochs; None keeps the order of the text.
-
-    Raises:
-        DamagedFileError: a shard is missing or damaged.
     """
 
     def __init__(self, corpus: Corpus, split: Split, seq_len: int, seed: int | None) -> None:
