@@ -148,16 +148,6 @@ def write(folder: Path, record: Record) -> None:
     write_json(folder / RECORD, asdict(record))
 
 
-def read(folder: Path) -> Record | None:
-    """Return the record in the folder of a run; None if the run is not finished.
-
-    Raises:
-        DamagedFileError: the file is damaged, or no record.
-    """
-    content = read_json(folder / RECORD)
-    return None if content is None else validated(folder / RECORD, Record, content)
-
-
 def write_all(file: Path, found: Iterable[Record]) -> None:
     """Write a ``.jsonl`` table of records."""
     write_lines(file, map(asdict, found))
@@ -174,8 +164,7 @@ def read_all(*places: str | Path) -> list[tuple[Path, Record]]:
     for place in map(Path, places):
         if not place.exists():
             raise FileNotFoundError(f"{place} is not there: name files or folders of records")
-        is_folder = place.is_dir() and place.name != RECORD
-        files += sorted([*place.rglob(RECORD), *place.rglob("[!.]*.jsonl")]) if is_folder else [place]
+        files += sorted([*place.rglob(RECORD), *place.rglob("[!.]*.jsonl")]) if place.is_dir() else [place]
 
     found = []
     for file in dict.fromkeys(files):

@@ -24,7 +24,7 @@ from runners.c4.model import layer_of
 from runners.c4.progress import Progress
 from runners.device import device_name, ran_out_of_memory
 from runners.files import checksum, clear_leftovers, read_json, write_atomically, write_json
-from runners.records import LANGUAGE_MODEL, Record
+from runners.records import LANGUAGE_MODEL, RECORD, Record
 from runners.runs import claimed, is_finished
 
 
@@ -66,8 +66,7 @@ def train(config: Config, options: dict[str, Any], corpus: Corpus, world: World,
         elif not world.any(world.is_first and is_finished(run.folder)):
             raise BusyError(f"another process is training {run.folder}: wait for it, or give another --seed or --out")
 
-        record = records.read(run.folder)
-        assert record is not None
+        ((_, record),) = records.read_all(run.folder / RECORD)
         if config.downstream is not None and record.diverged_step is None:
             record = _with_downstream(record, run.folder, config, world, progress)
         if world.is_first:

@@ -29,7 +29,7 @@ from runners.mad.points import (
 from runners.mad.tables import setting_of
 from runners.mad.training.ensemble import Ensemble, Resident, evaluate
 from runners.mad.training.protocol import Run
-from runners.records import RECORD, Record, read, read_all, table_of, write
+from runners.records import RECORD, Record, read_all, table_of, write
 from runners.runs import is_finished
 from tasks.metrics import Counts
 
@@ -218,9 +218,9 @@ def kept_model(experiment: Experiment, folder: Path) -> Backbone:
     Raises:
         DamagedFileError: as ``kept_parameters``.
     """
-    record = read(folder)
+    ((_, record),) = read_all(folder / RECORD)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0 if record is None else record.seed)
+        torch.manual_seed(record.seed)
         model = experiment.build()
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     model.load_state_dict(kept_parameters(folder, shapes), strict=False)  # without buffers
@@ -257,9 +257,9 @@ def diagnose_best(experiment: Experiment, options: Options, say: Say) -> None:
 
         # Reports show the accuracy along the sequence.
         axis, profile = along_the_sequence(diagnosis.by_position, diagnosis.by_answer)
-        if (record := read(best["file"].parent)) is not None:
-            shown = {"axis": axis, "index": profile.index, "accuracy": profile.accuracy}
-            write(best["file"].parent, replace(record, profile=shown))
+        ((_, record),) = read_all(best["file"])
+        shown = {"axis": axis, "index": profile.index, "accuracy": profile.accuracy}
+        write(best["file"].parent, replace(record, profile=shown))
 
     for name, reason in read_json(file).get("unreadable_sets", {}).items():
         where = setting_of(experiment.task, experiment.difficulty)

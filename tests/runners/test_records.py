@@ -42,9 +42,9 @@ RT = Record(
 
 
 def test_a_run_has_a_record_once_it_is_finished(tmp_path: Path) -> None:
-    assert records.read(tmp_path) is None
+    assert records.read_all(tmp_path) == []
     records.write(tmp_path, RT)
-    assert records.read(tmp_path) == RT
+    assert records.read_all(tmp_path) == [(tmp_path / RECORD, RT)]
 
 
 def test_records_of_runs_and_of_shipped_tables_are_one_table(tmp_path: Path) -> None:

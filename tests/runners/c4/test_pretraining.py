@@ -46,9 +46,7 @@ def test_pretrain_trains_the_run_of_the_command(
     result = call("b", progress=True)
     assert "from step 0" in capsys.readouterr().out
     assert result.folder == tmp_path / "b" / "c4" / folder.name
-    found, expected = (records.read(place) for place in (result.folder, folder))
-    assert found is not None
-    assert expected is not None
+    (_, found), (_, expected) = records.read_all(result.folder, folder)
     assert (found.curve, found.metrics) == (expected.curve, expected.metrics)
     assert result.validation_loss == expected.curve["loss"][-1]
     assert f"validation cross-entropy {result.validation_loss:.3f} nats per token" in printed
