@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import chain, permutations, product
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from runners.report.ranks import RESAMPLES, SEED
@@ -151,11 +152,7 @@ def _ranks(values_NL: Floats) -> Floats:
 
 def _mean_by_family(values_NL: Floats, families_L: Ints) -> Floats:
     """Return the mean of each family's members in each row, shape (N, F); NaN where every member's value is."""
-    member_FL = families_L == np.arange(families_L.max(initial=0) + 1)[:, None]
-    has_NFL = member_FL & ~np.isnan(values_NL)[:, None]
-    count_NF = has_NFL.sum(2)
-    total_NF = np.where(has_NFL, values_NL[:, None], 0.0).sum(2)
-    return np.where(count_NF > 0, total_NF / np.maximum(count_NF, 1), np.nan)
+    return pd.DataFrame(values_NL.T).groupby(families_L).mean().to_numpy().T
 
 
 def _shuffles(families_L: Ints, rng: np.random.Generator) -> Ints:
