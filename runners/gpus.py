@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 import torch
@@ -48,17 +49,12 @@ def run_on_all_gpus(module: str, arguments: Sequence[str]) -> bool:
         for gpu in visible:
             own = {"CUDA_VISIBLE_DEVICES": gpu, WORKER: gpu}
             processes.append(subprocess.Popen(command, env={"OMP_NUM_THREADS": str(threads), **os.environ, **own}))
-        waiting = list(processes)
-        while waiting:
+        while waiting := [process for process in processes if process.poll() is None]:
             while asked:
                 number = asked.pop()
                 for process in waiting:
                     process.send_signal(number)
-            try:
-                waiting[0].wait(SECONDS_BETWEEN_LOOKS)
-                waiting.pop(0)
-            except subprocess.TimeoutExpired:
-                continue
+            time.sleep(SECONDS_BETWEEN_LOOKS)
 
     statuses = [process.returncode for process in processes]
     for gpu, status in zip(visible, statuses, strict=True):
