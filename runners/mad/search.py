@@ -216,8 +216,6 @@ class Search:
             if self.study.metric_names is None:
                 self.study.set_metric_names(["validation token accuracy"])
         catch_up(self.study, self.distributions, [self._outcome(record, file.parent) for file, record in finished])
-        for file, _ in finished:
-            file.with_name(CHECKPOINT).unlink(missing_ok=True)  # of a process that was killed behind its last line
 
     @contextmanager
     def claim(self, runs: Sequence[Run]) -> Iterator[list[tuple[dict[Path, Run], int]]]:
