@@ -217,24 +217,6 @@ class Search:
                 self.study.set_metric_names(["validation token accuracy"])
         catch_up(self.study, self.distributions, [self._outcome(record, file.parent) for file, record in finished])
 
-    @contextmanager
-    def claim(self, runs: Sequence[Run]) -> Iterator[list[tuple[dict[Path, Run], int]]]:
-        """Claim those of the runs that no other process trains, as many as are trained at once.
-
-        Yields:
-            Ensembles of runs, by their folders, whose checkpoints stand at one step; each with the number of runs that
-            are trained after it.
-        """
-        by_folder = {self.experiment.folder_of(run, self.options.out): run for run in runs}
-        with claimed([*by_folder], self.limit) as mine:
-            ensembles: list[tuple[dict[Path, Run], int]] = []
-            waiting = len(runs)
-            for _, folders in groupby(sorted(mine, key=saved_step), saved_step):
-                ensemble = {folder: by_folder[folder] for folder in folders}
-                waiting -= len(ensemble)
-                ensembles.append((ensemble, waiting))
-            yield ensembles
-
     def train_ensemble(self, runs: Mapping[Path, Run], waiting: int) -> None:
         """Train claimed runs, by their folders; write and tell each result. ``waiting`` runs come after them."""
         experiment, display = self.experiment, self.display
@@ -374,13 +356,20 @@ class Worker:
         return self._searches[experiment.name]
 
     def train_some(self, experiments: Sequence[Experiment]) -> bool:
-        """Train runs of the first experiment that has some that no other process trains; return whether one had."""
+        """Train runs of the first experiment that has some that no other process trains; return whether one had.
+
+        As many are claimed as are trained at once. Those whose checkpoints stand at one step are an ensemble.
+        """
         for experiment in experiments:
             if missing := missing_runs(experiment, self.options):
-                with (search := self.search(experiment)).claim(missing) as ensembles:
-                    for runs, waiting in ensembles:
-                        search.train_ensemble(runs, waiting)
-                if ensembles:
+                search, waiting = self.search(experiment), len(missing)
+                by_folder = {experiment.folder_of(run, self.options.out): run for run in missing}
+                with claimed([*by_folder], search.limit) as mine:
+                    for _, folders in groupby(sorted(mine, key=saved_step), saved_step):
+                        ensemble = {folder: by_folder[folder] for folder in folders}
+                        waiting -= len(ensemble)
+                        search.train_ensemble(ensemble, waiting)
+                if mine:
                     return True
         return False
 
