@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from mixers.origin import is_raised_by_user, origin, where
 from runners import __version__
+from runners.device import lacks_memory
 from runners.interrupt import INTERRUPTED, StoppedError, heed_interrupts
 
 LESS_MEMORY = "free some, or lower the sizes; what is stored is kept"
@@ -63,9 +65,6 @@ def run_command(main: Callable[[], None], interrupted: str) -> None:
         raise SystemExit(1) from None
 
     except (Exception, SystemExit) as error:
-        from mixers.origin import is_raised_by_user, origin  # imports PyTorch, as most programs have done by now
-        from runners.device import lacks_memory
-
         # The project ends programs, too; a layer that does so would end them with status 0 and no word.
         if isinstance(error, SystemExit) and not is_raised_by_user(error):
             raise
@@ -85,8 +84,6 @@ def user_errors(*kinds: type[Exception]) -> Iterator[None]:
     except BrokenPipeError:  # ``run_command`` handles it
         raise
     except kinds as error:
-        from mixers.origin import where
-
         full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         advice = ": free some space, then the same command resumes" if full else ""
         fail(" ".join(f"{where(error)}{error}".split()) + advice)
@@ -115,9 +112,6 @@ def others_continue(name: str, failed: list[str], *expected: type[Exception]) ->
 
 def _unexpected(error: BaseException) -> str:
     """Return an error as one line, with a file of its traceback unless it is a lack of memory."""
-    from mixers.origin import origin, where
-    from runners.device import lacks_memory
-
     words = " ".join(str(error).split()).rstrip(".") or traceback.extract_tb(error.__traceback__)[-1].line or ""
     described = "; ".join([f"{type(error).__name__}: {words}", *getattr(error, "__notes__", [])])
     if origin(error) is None and lacks_memory(error):

@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def not_a_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors that tests raise are not those of a user's file."""
-    monkeypatch.setattr("mixers.origin.origin", lambda error: None)
+    for module in ("mixers.origin", "runners.ending"):
+        monkeypatch.setattr(f"{module}.origin", lambda error: None)
 
 
 def test_a_character_that_the_encoding_lacks_does_not_end_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
