@@ -9,7 +9,6 @@ hardly longer. It does not protect against forgery. Files of earlier versions wi
 
 import errno
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -20,6 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -111,10 +111,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     clear_leftovers(path.parent, SECONDS_OF_A_WRITE)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=UNFINISHED, suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
-
+    temporary = path.with_name(f"{UNFINISHED}{uuid4().hex}{path.suffix}")
     try:
         write(temporary)
         temporary.chmod(0o644)
