@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
@@ -26,12 +26,9 @@ from torch import Tensor, nn
 
 from mixers.models import LanguageModel
 from runners.c4.config import config_of
-from runners.c4.data.tokenizer import load_tokenizer
+from runners.c4.data.tokenizer import Tokenizer, load_tokenizer
 from runners.c4.model import build, fold
 from runners.files import DamagedFileError, checksum, damaged, load_info, load_tensors, save_tensors, write_atomically
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 KEPT = 2
 """Number of checkpoints that are kept: the newest ones."""
@@ -200,7 +197,7 @@ def restore(folder: Path, tensors: dict[str, Tensor], model: nn.Module, optimize
     set_state_dict(model, optimizer, model_state_dict=stored, optim_state_dict=moments, options=options)
 
 
-def load_run(path: Path) -> tuple[LanguageModel, "Tokenizer"]:
+def load_run(path: Path) -> tuple[LanguageModel, Tokenizer]:
     """Load the model of a run, on the CPU and in evaluation mode, and its tokenizer.
 
     The parameters are the weights as the layers use them; a parametrisation is folded in.
