@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -61,7 +61,7 @@ class Bars(Progress):
 class TrainingDisplay:
     """A bar on a terminal, lines in a log, and runs of Weights & Biases; a program adds its figures.
 
-    As a context, it releases the terminal at its end and closes what is open, also after an error.
+    ``contextlib.closing`` releases the terminal and closes what is open, also after an error.
 
     Args:
         console: where to print.
@@ -82,12 +82,6 @@ class TrainingDisplay:
         )
         self._line_due = time.monotonic() + SECONDS_TO_FIRST_LINE
         self._logs: list[Any] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def open_bar(self, description: str, total: int | None, done: int = 0) -> None:
         """Open a bar in place of the last one."""

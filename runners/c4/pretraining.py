@@ -5,6 +5,7 @@ The Python function ``pretrain`` and the command ``python -m runners.c4`` both b
 """
 
 import gc
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike, fspath
@@ -195,7 +196,7 @@ def train_config(config: Config, options: dict[str, Any], here: World, console: 
     corpus = corpus_of(config, console)
 
     # Training.
-    with Progress(console, config) as progress:
+    with closing(Progress(console, config)) as progress:
         if config.search:
             from runners.c4.search import best, print_results, search  # imports Optuna
 

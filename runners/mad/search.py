@@ -100,7 +100,7 @@ def train_studies(experiments: Sequence[Experiment], options: Options, console: 
     storage = open_storage(options.place)
     with (
         naming_storage(options.place),
-        Display(console, options) as display,
+        closing(Display(console, options)) as display,
         in_other_processes(places, experiments, options),
         shared_threads(places),
     ):
@@ -416,7 +416,7 @@ def help_out(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
-        with Display(open_console(quiet=True), options) as display, shared_threads(places):
+        with closing(Display(open_console(quiet=True), options)) as display, shared_threads(places):
             worker = Worker(options, places, device, open_storage(options.place), display)
             left = [*experiments]
             while left:

@@ -28,7 +28,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -220,7 +220,7 @@ def train_place(model: Model, place: Place, corpus: Corpus, split: RecallSplit, 
     config = replace(model.config, lr=place[0], seed=place[1])
     model.file.parent.mkdir(parents=True, exist_ok=True)
     lock = model.file.with_name(f".{model.file.stem}-lr{config.lr:g}-seed{config.seed}.lock")
-    with suppress(Timeout), FileLock(lock, timeout=0), Progress(console, config) as progress:
+    with suppress(Timeout), FileLock(lock, timeout=0), closing(Progress(console, config)) as progress:
         if place not in open_places(model.records()):  # another process may have ended it before the lock
             return False
         record = train(config, model.options, corpus, world, progress)

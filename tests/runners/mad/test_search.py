@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -379,7 +380,7 @@ def _claimable(out: Path) -> list[Path]:
 
 
 def shown(console: Console, *actions: Callable[[Display], object]) -> None:
-    with Display(console, Tracking()) as display:
+    with closing(Display(console, Tracking())) as display:
         for act in actions:
             act(display)
 
