@@ -321,18 +321,6 @@ def identity(config: Config, options: dict[str, Any], corpus: str) -> Identity:
     return Identity(study=f"{kind}-{fingerprint[:8]}", fingerprint=fingerprint, folder=folder)
 
 
-def run_info(config: Config, options: dict[str, Any], corpus: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON-able description of a run; every checkpoint contains it.
-
-    Args:
-        config: configuration of the run.
-        options: options of the layer that differ from its defaults.
-        corpus: facts about the corpus.
-    """
-    as_json = {"data": list(config.data), "out": str(config.out), "wandb_tags": list(config.wandb_tags)}
-    return {"config": {**asdict(config), **as_json}, "mixer_options": options, "corpus": corpus}
-
-
 def config_of(info: dict[str, Any]) -> Config:
     """Return the configuration in the description of a run.
 

@@ -1,7 +1,6 @@
 """An optimizer step of pretraining, which ``runners.c4.loop`` repeats and ``runners.bench`` times."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +47,17 @@ class ModelStepper:
         self.micro = config.sequences_at_once(world.size)
         decays = decayed(model)  # marks on parameters are lost where these are sharded
         self.objective = distribute(Objective(model), model, (self.micro, config.seq_len), world, config.parallel)
-        self.optimizer = build_optimizer(model, config, decays)
+
+        pairs = list(zip(model.parameters(), decays, strict=True))
+        matrices = [p for p, decays in pairs if decays]
+        others = [p for p, decays in pairs if not decays]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            fused=True,
+        )
         self._autocast = product_autocast(world.device)
 
     def keep_gradients(self) -> None:
@@ -84,21 +93,6 @@ class ModelStepper:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
         return loss, gathered(norm)
-
-
-def build_optimizer(model: nn.Module, config: Config, decays: Sequence[bool]) -> torch.optim.AdamW:
-    """Return AdamW, with weight decay for the parameters that ``decays`` names, in order."""
-    pairs = list(zip(model.parameters(), decays, strict=True))
-    matrices = [p for p, decays in pairs if decays]
-    others = [p for p, decays in pairs if not decays]
-
-    return torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=True,
-    )
 
 
 def learning_rate(config: Config, step: int) -> float:

@@ -14,7 +14,7 @@ from mixers.registry import changed, variant_label
 from runners import records
 from runners.c4 import checkpoints
 from runners.c4.checkpoints import StepRow
-from runners.c4.config import Config, Identity, identity, run_info
+from runners.c4.config import Config, Identity, identity
 from runners.c4.costs import known_figures
 from runners.c4.data.corpus import Corpus, Windows, bytes_per_token
 from runners.c4.data.tokenizer import load_tokenizer
@@ -99,9 +99,15 @@ def _train(
                 "bytes_per_token": bytes_per_token(windows, config.seq_len, load_tokenizer(str(tokenizer))),
                 "tokenizer_checksum": checksum(tokenizer.read_bytes()),
             }
-            own = {"study": run.study, "fingerprint": run.fingerprint}
-            costs = known_figures(config, options, manifest.vocab_size)
-            write_json(folder / "run.json", {**run_info(read, options, text), **own, "costs": costs})
+            description = {
+                "config": {**asdict(read), "out": str(read.out)},
+                "mixer_options": options,
+                "corpus": text,
+                "study": run.study,
+                "fingerprint": run.fingerprint,
+                "costs": known_figures(config, options, manifest.vocab_size),
+            }
+            write_json(folder / "run.json", description)
     world.wait()
 
     info = read_json(folder / "run.json")

@@ -160,10 +160,10 @@ def print_results(found: pd.DataFrame, reasons: Sequence[str], console: Console,
         shown = found[near | (found["layer"] == TRANSFORMER)]
         _print_rows(shown, settings[0], console)
         limits = [f"{name} {mine[name].iloc[0]['token']:.3g}" for name in ("ceiling", "chance")]
-        say(f"test accuracy, {intervals_of([shown])}; by token: {', '.join(limits)}")
+        say(f"test accuracy, {intervals_of(shown)}; by token: {', '.join(limits)}")
     else:
         _print_rows(mine, "task" if len(labels) == 1 else "task, layer", console)
-        say(f"test accuracy, {intervals_of([mine])}")
+        say(f"test accuracy, {intervals_of(mine)}")
     if len(settings) >= SEVERAL and found["group"].notna().any():
         for label in labels:
             say(f"{label} over {len(settings)} tasks: {_overall(label, found[found['group'].notna()])}")

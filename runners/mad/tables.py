@@ -53,7 +53,7 @@ def print_study(table: pd.DataFrame, console: Console, verbose: bool) -> None:
         console.print(*(_of_points(found, part) for part in (VALIDATION, TEST)))
         ceiling, chance = ([f"{best[limit][kind]:.3g}" for kind in KINDS] for limit in ("ceiling", "chance"))
         limits = f"ceiling {ceiling[0]} / {ceiling[1]}, chance {chance[0]} / {chance[1]}"
-        console.print(f"sequence / token accuracy: {limits}; {intervals_of([found])}", soft_wrap=True)
+        console.print(f"sequence / token accuracy: {limits}; {intervals_of(found)}", soft_wrap=True)
     if not best["chosen"]:
         lower = " ".join(f"{lr / 10:g}" for lr in lrs)
         first = f"no point converged, the first run diverged at step {table['diverged_step'].min():.0f}"
@@ -170,13 +170,13 @@ def beyond_training(row: Row) -> list[str]:
     return [name for name, _, end in ends if end == "token_accuracy" and name not in ("validation", "test")]
 
 
-def intervals_of(found: Iterable[pd.DataFrame]) -> str:
+def intervals_of(found: pd.DataFrame) -> str:
     """Return what the accuracies of grid points are: of one seed, or means with intervals over several."""
-    counts = sorted({len(seeds) for rows in found for seeds in rows["seeds"][rows["validation.loss"].notna()]})
+    counts = sorted({len(seeds) for seeds in found["seeds"][found["validation.loss"].notna()]})
     if not counts or counts[-1] == 1:
         return "one seed"
     several = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-    star = STAR * any((rows["edge"] == "largest").any() for rows in found)
+    star = STAR * bool((found["edge"] == "largest").any())
     return f"mean (95% interval) over {several} seeds{star}"
 
 
