@@ -134,16 +134,15 @@ class TrainingDisplay:
         self._logs = []
 
 
-def bar(items: Iterable[Item], what: str, total: int | None = None) -> Iterable[Item]:
+def bar(items: Iterable[Item], what: str) -> Iterable[Item]:
     """Return the items, for which a bar on the standard error counts where that is a terminal; at its end it is erased.
 
     Args:
         items: what is worked on, one after another.
         what: what is done with them.
-        total: number of items, if ``items`` has no length.
     """
     console = open_console(stderr=True)
-    return track(items, what, total, console=console, transient=True) if console.is_terminal else items
+    return track(items, what, console=console, transient=True) if console.is_terminal else items
 
 
 def spell(seconds: float) -> str:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Mode = Literal["disabled", "offline", "online"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Tracking:
@@ -21,7 +19,7 @@ class Tracking:
     """
 
     out: Path = Path("results")
-    wandb: Mode = "disabled"
+    wandb: Literal["disabled", "offline", "online"] = "disabled"
     wandb_project: str | None = None
     wandb_entity: str | None = None
     wandb_tags: tuple[str, ...] = ()

@@ -20,7 +20,6 @@ from tasks import PUBLISHED, TASKS
 from tasks.base import Task
 
 PresetName = Literal["grid", "full", "quick", "demo", "profile"]
-Keep = Literal["all", "best", "none"]
 
 PAPER = (1e-4, 5e-4, 1e-3)
 """Learning rates of Oncescu et al. 2026, appendix "Synthetic experiments"."""
@@ -135,7 +134,7 @@ class Options(Tracking):
     together: int = 64
     device: Literal["auto", "cpu", "cuda"] = "auto"
     storage: str | None = None
-    keep: Keep = "all"
+    keep: Literal["all", "best", "none"] = "all"
     reference: str = "shipped"
     verbose: bool = False
     list: bool = False

@@ -24,9 +24,6 @@ DEPTHS = ("transformer", "transformer-2-layers", "transformer-3-layers", "transf
 BLOCKS = {1: "rt", 4: "rt-block-4", 16: "rt-block-16"}
 """Rows of RT by the length of its blocks."""
 
-Found = Mapping[tuple[str, str], Row]
-"""Chosen points by row and task, with the ends ``low`` and ``high`` of their intervals."""
-
 
 def write_overview(folder: Path, preset: ReferencePreset) -> list[Path]:
     """Write the picture and the page of a preset; return their paths, or an empty list if there are no results.
@@ -147,11 +144,15 @@ def other_ties(scores: pd.DataFrame) -> str:
     return "; ".join(found)
 
 
-def effective_depth(found: Found, task: str) -> str:
+def effective_depth(found: Mapping[tuple[str, str], Row], task: str) -> str:
     """Return in words how many Transformer layers one RT layer is worth on a task.
 
     That is the smallest number whose interval overlaps that of RT; between two where the smaller is below, and the
     larger above.
+
+    Args:
+        found: chosen points by row and task, with the ends ``low`` and ``high`` of their intervals.
+        task: name of the task.
     """
     if any((name, task) not in found for name in ("rt", *DEPTHS)):
         return NOT_RUN
