@@ -16,7 +16,6 @@ from runners.interrupt import end_at_once
 if __name__ == "__main__":
     end_at_once()  # the imports below take seconds
 
-import math
 import os
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -217,7 +216,6 @@ def write_page(path: Path, name: str, content: dict[str, Any]) -> None:
     )
     environment.filters |= {
         "short": lambda y: "?" if y is None else abbreviated(y),
-        "digits": digits,
         "floored": lambda y: "–" if y != y else f"{min(y, 0.999):.3f}" if y < 1 else "1",
         "times": lambda y: "" if y is None else f"{y:.2g}×" if y < 10 else f"{y:,.0f}×",
         "spell": spell,
@@ -231,12 +229,6 @@ def write_page(path: Path, name: str, content: dict[str, Any]) -> None:
     template = environment.select_template([f"{name}.html", "tasks.html"])
     text = template.render(page=name, **content)
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
-def digits(value: float) -> str:
-    """Return an accuracy with three digits, or with four if three would round it up to 1."""
-    text = f"{value:.3f}"
-    return text if text != "1.000" or value == 1 else f"{math.floor(value * 1e4) / 1e4:.4f}"
 
 
 if __name__ == "__main__":
