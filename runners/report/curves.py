@@ -76,8 +76,6 @@ def _draw_losses(found: Models, legend: Mapping[str, Style], chart: Chart) -> No
         tokens_E, losses_SE = _curves(model)
         first, look = max(base_tokens[0], base_tokens[-1] / LAST), legend[row]
         shown = (tokens_E >= first) & (tokens_E <= base_tokens[-1])
-        if not shown.any():
-            continue
 
         # Differences to the Transformer after as many tokens.
         x_E, y_SE = tokens_E[shown], losses_SE[:, shown]
