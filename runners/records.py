@@ -74,8 +74,6 @@ class Record:
             name: ``sequence_accuracy`` and ``token_accuracy`` in [0, 1], ``loss`` in nats a token, and others. Test
             figures exist only for points that a choice on validation has selected.
         curve: evaluations in order: ``step``, ``train_loss``, and figures of the validation split by name.
-        profile: token accuracy along the test sequences: ``index`` and ``accuracy``; and ``axis``, which names the
-            index. Of shipped results it is the mean over the seeds of a point.
         gradient: norm of the gradient at each distance, ``norm``, with half of its 95% interval, ``half_width``.
         ceiling: best possible accuracies on the test split, ``sequence`` and ``token``.
         chance: accuracies of guessing, likewise.
@@ -119,7 +117,6 @@ class Record:
     best_step: int | None = None
     metrics: dict[str, dict[str, float | None]] = field(default_factory=dict)
     curve: Columns = field(default_factory=dict)
-    profile: dict[str, Any] | None = None
     gradient: Columns | None = None
     ceiling: dict[str, float] = field(default_factory=dict)
     chance: dict[str, float] = field(default_factory=dict)

@@ -246,20 +246,14 @@ def diagnose_best(experiment: Experiment, options: Options, say: Say) -> None:
 
     if not figure.exists() or (read_json(file) or {}).get("title") != title:
         from runners.mad.diagnosis.diagnose import diagnose  # imports scikit-learn and Matplotlib: seconds
-        from runners.mad.diagnosis.outputs import UnreadableError, along_the_sequence
+        from runners.mad.diagnosis.outputs import UnreadableError
 
         try:
             model = kept_model(experiment, best["file"].parent)
-            diagnosis = diagnose(model.to(find_devices(options.device)[0]), experiment.instance, folder, title)
+            diagnose(model.to(find_devices(options.device)[0]), experiment.instance, folder, title)
         except (DamagedFileError, UnreadableError) as error:
             say(f"no diagnosis: {error}")
             return
-
-        # Reports show the accuracy along the sequence.
-        axis, profile = along_the_sequence(diagnosis.by_position, diagnosis.by_answer)
-        ((_, record),) = read_all(best["file"])
-        shown = {"axis": axis, "index": profile.index, "accuracy": profile.accuracy}
-        write(best["file"].parent, replace(record, profile=shown))
 
     for name, reason in read_json(file).get("unreadable_sets", {}).items():
         where = setting_of(experiment.task, experiment.difficulty)

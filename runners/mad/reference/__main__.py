@@ -34,20 +34,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
 from filelock import FileLock, Timeout
 from rich.console import Console
 
 from runners import options, records
-from runners.device import find_devices
 from runners.ending import others_continue, run_command, user_errors
-from runners.files import DamagedFileError, rounded
+from runners.files import rounded
 from runners.gpus import is_worker, run_on_all_gpus, starts_workers
-from runners.mad.chosen import kept_model
-from runners.mad.diagnosis.outputs import UnreadableError, along_the_sequence, predict, profiles
 from runners.mad.experiment import Experiment, plan
 from runners.mad.options import BEYOND, Options, defaults, tasks_of
 from runners.mad.points import choose, chosen, points
@@ -167,35 +162,18 @@ def train(entry: Entry, task: str, given: ReferenceOptions, console: Console) ->
             ((_, more),) = train_studies(experiments, further, console)
             table = with_candidates(pd.concat([table, more]).drop_duplicates("file"))
 
-        # The name of the row; curves and accuracy along the sequence of the chosen point alone, none of rungs.
+        # The name of the row; curves of the chosen point alone, none of rungs.
         best = None if is_profile else choose(table)
         found = records.read_all(*table["file"])
         of_best = [path.parent for path, run in found if (run.lr, run.weight_decay) == best]
-        profile = profile_of(experiments[0], of_best) if of_best else None
         made = []
         for path, run in found:
             figures = {name: [y if y is None else rounded(y) for y in column] for name, column in run.curve.items()}
             curve = figures | {"step": run.curve["step"]} if path.parent in of_best else {}
             study = f"{entry.name} {task} {run.difficulty if is_profile else given.preset}"
-            run = replace(run, study=study, layer=entry.name, preset=given.preset, curve=curve)
-            made.append(replace(run, profile=profile if [path.parent] == of_best[:1] else None))
+            made.append(replace(run, study=study, layer=entry.name, preset=given.preset, curve=curve))
         records.write_all(file, [packed(made)] if is_profile else made)
         console.print(f"written: {file}", soft_wrap=True)
-
-
-def profile_of(experiment: Experiment, folders: Sequence[Path]) -> dict[str, Any] | None:
-    """Return the mean token accuracy of runs along the sequences of the test split, rounded.
-
-    None if a model cannot be read.
-    """
-    batch, device = experiment.instance.split("test"), find_devices("auto")[0]
-    try:
-        models = [kept_model(experiment, folder).to(device) for folder in folders]
-        right = [predict(model, batch)[0] == batch.targets_ST for model in models]
-    except (DamagedFileError, UnreadableError):
-        return None
-    axis, profile = along_the_sequence(*profiles(np.mean(right, axis=0), batch.scored_ST))
-    return {"axis": axis, "index": profile.index, "accuracy": [round(share, 4) for share in profile.accuracy]}
 
 
 if __name__ == "__main__":
