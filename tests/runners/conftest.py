@@ -58,16 +58,28 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
+def ended(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The one line that a program says where it ends with a status, 2 unless another one is given."""
+
+    def end(program: Callable[..., object], *arguments: object, status: int = 2) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            program(*arguments)
+        assert stop.value.code == status
+        error = capsys.readouterr().err
+        assert len(error.splitlines()) == error.count("\n") == 1
+        return error
+
+    return end
+
+
+@pytest.fixture
+def refused(ended: Callable[..., str], tmp_path: Path) -> Callable[..., str]:
     """What ``runners.mad`` says to arguments that it refuses: one line, before anything is written."""
     from runners.mad import __main__ as mad  # needs libraries that tests on a GPU do without
 
     def refuse(*arguments: str) -> str:
-        with pytest.raises(SystemExit) as stop:
-            mad.main([*arguments, "--out", str(tmp_path / "out")])
-        assert stop.value.code == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1
+        error = ended(mad.main, [*arguments, "--out", str(tmp_path / "out")])
         assert not (tmp_path / "out").exists()
         return error
 

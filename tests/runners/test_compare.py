@@ -1,5 +1,6 @@
 """The command that compares finished studies."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def test_all_studies_of_a_folder_or_the_named_ones_are_compared(
     assert len([*(tmp_path / "figures").glob("*.png")]) == 2
 
 
-def test_what_cannot_be_compared_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_compared_is_one_line(tmp_path: Path, ended: Callable[..., str]) -> None:
     (tmp_path / "studies" / "old").mkdir(parents=True)
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / records.RECORD).write_text("{")
@@ -54,9 +55,5 @@ def test_what_cannot_be_compared_is_one_line(tmp_path: Path, capsys: pytest.Capt
         str(tmp_path / "torn"): "is damaged",
     }
     for place, message in messages.items():
-        with pytest.raises(SystemExit) as stop:
-            compare.main([place, "--out", str(tmp_path / "out")])
-        assert stop.value.code == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert message in line
+        assert message in ended(compare.main, [place, "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()

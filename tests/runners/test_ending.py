@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,16 +36,12 @@ def test_a_character_that_the_encoding_lacks_does_not_end_a_program(monkeypatch:
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")]
 )
-def test_a_lack_of_memory_is_one_line(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lack_of_memory_is_one_line(error: Exception, ended: Callable[..., str]) -> None:
     def main() -> None:
         raise error
 
-    with pytest.raises(SystemExit) as stop:
-        run_command(main, "interrupted")
-    assert stop.value.code == 1
-    said = capsys.readouterr().err
+    said = ended(run_command, main, "interrupted", status=1)
     assert said.startswith(f"stopped: too little memory ({type(error).__name__}: ")
-    assert said.count("\n") == 1
 
 
 @pytest.mark.usefixtures("not_a_users")

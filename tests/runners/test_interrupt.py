@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,28 +47,24 @@ def test_signals_are_heeded_again_and_again_and_only_a_later_ctrl_c_interrupts(m
 
 @pytest.mark.parametrize(("asked", "status"), [([signal.SIGINT], 130), ([signal.SIGTERM], 143)])
 def test_a_command_that_was_stopped_says_so_in_one_line(
-    capsys: pytest.CaptureFixture[str], asked: list[int], status: int
+    ended: Callable[..., str], asked: list[int], status: int
 ) -> None:
     def main() -> None:
         raise StoppedError(7, asked)
 
-    with pytest.raises(SystemExit) as end:
-        run_command(main, "interrupted")
-    assert end.value.code == status
-    assert capsys.readouterr().err == "stopped after step 7: the same command resumes from there\n"
+    error = ended(run_command, main, "interrupted", status=status)
+    assert error == "stopped after step 7: the same command resumes from there\n"
 
 
 def test_ctrl_c_ends_the_imports_silently_and_is_the_programs_own_after_them(
-    capsys: pytest.CaptureFixture[str],
+    ended: Callable[..., str],
 ) -> None:
     code = "import signal; from runners import interrupt; interrupt.end_at_once(); signal.raise_signal(2)"
     during = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
     assert (during.returncode, during.stdout, during.stderr) == (-signal.SIGINT, b"", b"")
 
     interrupt.end_at_once()
-    with pytest.raises(SystemExit, match="130"):
-        run_command(lambda: signal.raise_signal(2), "its own line")
-    assert capsys.readouterr().err == "its own line\n"
+    assert ended(run_command, lambda: signal.raise_signal(2), "its own line", status=130) == "its own line\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

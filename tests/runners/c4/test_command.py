@@ -1,6 +1,7 @@
 """The command line: what it trains and prints, and what it refuses."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,16 +34,6 @@ def words(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[
     ]  # fmt: skip
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The line of a command that ends with status 2."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit, match="2"):
-        command.main(arguments)
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    return error
-
-
 @pytest.mark.usefixtures("drawn")
 def test_the_command_trains_plots_and_generates(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -58,9 +49,7 @@ def test_the_command_trains_plots_and_generates(
     assert "kan lor" in capsys.readouterr().out
 
 
-def test_a_checkpoint_of_another_version_is_one_line(
-    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_of_another_version_is_one_line(texts: Path, tmp_path: Path, ended: Callable[..., str]) -> None:
     config = configured(texts, tmp_path)
     run(config)
     path = checkpoints.newest(folder_of(config))
@@ -74,7 +63,7 @@ def test_a_checkpoint_of_another_version_is_one_line(
         {**info, "corpus": {}},
     ):
         save_tensors(path, tensors, other)
-        error = refused(["generate", str(path), "--device", "cpu"], capsys)
+        error = ended(command.main, ["generate", str(path), "--device", "cpu"])
         assert error.startswith(f"error: {path} is ")
         assert "version" in error
 
@@ -93,7 +82,7 @@ def test_a_corpus_that_is_too_small_is_said_and_recorded(
 
 
 def test_a_layer_may_read_values_while_it_is_built(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ended: Callable[..., str]
 ) -> None:
     class Decay(Transformer):
         def __init__(self, config: Transformer.Config, shape: Shape) -> None:
@@ -107,16 +96,16 @@ def test_a_layer_may_read_values_while_it_is_built(
     command.main([*arguments, "--dry-run"])
     command.main(arguments)
     assert "validation cross-entropy" in capsys.readouterr().out
-    error = refused([*arguments, "--layers=3"], capsys)
+    error = ended(command.main, [*arguments, "--layers=3"])
     assert error.startswith(f"error: cannot build mixer 'layers_of_others:Decay': {__file__}:")
     assert error.endswith("Decay.__init__: three are too many\n")
 
 
 @pytest.mark.usefixtures("logged_out")
 def test_wandb_online_without_a_login_is_one_line_before_anything_is_written(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], tmp_path: Path, ended: Callable[..., str]
 ) -> None:
-    error = refused([*words, f"--out={tmp_path / 'out'}", "--mixer=lru", "--wandb=online"], capsys)
+    error = ended(command.main, [*words, f"--out={tmp_path / 'out'}", "--mixer=lru", "--wandb=online"])
     assert "run wandb login, or give --wandb offline" in error
     assert not (tmp_path / "out").exists()
 
@@ -148,9 +137,9 @@ class Peeking(Transformer):
 
 @pytest.mark.parametrize("further", [[], ["--dry-run"]])
 def test_every_layer_is_checked_before_data_are_prepared(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], further: list[str]
+    words: list[str], tmp_path: Path, ended: Callable[..., str], further: list[str]
 ) -> None:
-    error = refused([*words, "--mixer", "transformer", f"{__name__}:Peeking", *further], capsys)
+    error = ended(command.main, [*words, "--mixer", "transformer", f"{__name__}:Peeking", *further])
     assert error.startswith(f"error: mixer '{__name__}:Peeking' is not causal")
     assert not any(tmp_path.iterdir())
 
@@ -171,9 +160,9 @@ def test_every_layer_is_checked_before_data_are_prepared(
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, ended: Callable[..., str]
 ) -> None:
-    assert message in refused([*arguments, "--out", str(tmp_path), "--device", "cpu"], capsys)
+    assert message in ended(command.main, [*arguments, "--out", str(tmp_path), "--device", "cpu"])
     assert not (tmp_path / "c4").exists()
 
 
@@ -182,12 +171,12 @@ def test_what_cannot_fit_is_refused_in_one_line_before_anything_is_written(
     words: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    ended: Callable[..., str],
     arguments: list[str],
 ) -> None:
     monkeypatch.setattr("runners.device.total_memory", lambda device: 2**30)
     monkeypatch.setattr("runners.c4.pretraining._build_layer", lambda *_: None)
-    error = refused([*words, *arguments], capsys)
+    error = ended(command.main, [*words, *arguments])
     assert "too little memory for training: at least" in error
     assert "lower --width" in error
     assert not any(tmp_path.iterdir())
@@ -222,7 +211,7 @@ def test_one_word_names_all_layers(words: list[str]) -> None:
 
 
 def test_a_run_that_cannot_go_on_does_not_stop_the_others(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ended: Callable[..., str]
 ) -> None:
     trained = command.train_config
 
@@ -241,15 +230,15 @@ def test_a_run_that_cannot_go_on_does_not_stop_the_others(
     assert first == "transformer stopped: out of memory: lower --micro-batch-size"
     assert "ZeroDivisionError: its own error" in second
     assert out.count("validation cross-entropy") == 2
-    assert "out of memory: lower --micro-batch-size" in refused([*words, "--mixer", "transformer"], capsys)
+    assert "out of memory: lower --micro-batch-size" in ended(command.main, [*words, "--mixer", "transformer"])
 
 
 def test_a_diverged_run_says_how_to_train_it_again(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: Callable[..., str]
 ) -> None:
     monkeypatch.setattr("runners.c4.config._RANGES", {})
     config = configured(texts, tmp_path, lr=1e30, warmup_fraction=0.0)
     for _ in range(2):
-        error = refused([*words_of(config), "--warmup-fraction=0.0"], capsys)
+        error = ended(command.main, [*words_of(config), "--warmup-fraction=0.0"])
         assert error.startswith("error: diverged at step ")
         assert error.endswith(f": lower --lr; to train it again, delete {folder_of(config) / 'record.json'}\n")

@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -85,7 +86,7 @@ def test_a_layer_with_tied_parameters_and_random_tables_is_stored_and_exported(
 
 
 def test_an_export_that_fails_is_one_line_and_leaves_nothing(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trained: Path, tmp_path: Path, ended: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, *_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
@@ -96,10 +97,7 @@ def test_an_export_that_fails_is_one_line_and_leaves_nothing(
         ("mine", "mine exists: name a new folder"),
         ("other", "free some space, then the same command resumes"),
     ):
-        with pytest.raises(SystemExit, match="2"):
-            main([str(trained), str(tmp_path / name)])
-        (line,) = capsys.readouterr().err.splitlines()
-        assert words in line
+        assert words in ended(main, [str(trained), str(tmp_path / name)])
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("mine", "mine")]
 
 

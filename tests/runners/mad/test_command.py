@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,19 +84,14 @@ def test_a_chosen_model_that_is_gone_leaves_no_test_accuracy_and_status_1(
 
 @pytest.mark.usefixtures("undiagnosed")
 @pytest.mark.parametrize("name", ["record.json", "checkpoint.safetensors"])
-def test_a_damaged_file_is_one_line_that_says_what_to_do(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
-) -> None:
+def test_a_damaged_file_is_one_line_that_says_what_to_do(ended: Callable[..., str], tmp_path: Path, name: str) -> None:
     mad.main([*COMMAND, "--out", str(tmp_path)])
-    capsys.readouterr()
     (record,) = tmp_path.rglob("record.json")
     path = record.with_name(name)
     path.write_bytes(record.read_bytes()[:100])
     if path != record:
         record.unlink()
-    with pytest.raises(SystemExit, match="2"):
-        mad.main([*COMMAND, "--out", str(tmp_path)])
-    error = capsys.readouterr().err
+    error = ended(mad.main, [*COMMAND, "--out", str(tmp_path)])
     assert error.startswith(f"error: {path} is damaged")
     assert error.endswith("delete it and run the same command again\n")
     path.unlink()
@@ -104,14 +100,12 @@ def test_a_damaged_file_is_one_line_that_says_what_to_do(
 
 @pytest.mark.usefixtures("undiagnosed")
 def test_too_little_memory_is_one_line_that_names_together(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ended: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scope: dict[str, Any] = {}
     exec("def run(*_):\n    raise MemoryError('CUDA out of memory. Tried to allocate 3.00 GiB')", scope)
     monkeypatch.setattr(Stepper, "_take_step", scope["run"])
-    with pytest.raises(SystemExit, match="1"):
-        run_command(partial(mad.main, [*COMMAND, "--seeds", "3", "--out", str(tmp_path)]), "")
-    error = capsys.readouterr().err
+    program = partial(mad.main, [*COMMAND, "--seeds", "3", "--out", str(tmp_path)])
+    error = ended(run_command, program, "", status=1)
     assert error.startswith("stopped: too little memory (MemoryError: CUDA out of memory")
     assert "lower --together, which is 3 here" in error
-    assert error.count("\n") == 1

@@ -3,6 +3,7 @@
 import re
 import runpy
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,12 +49,10 @@ def test_the_solver_that_the_documentation_shows_agrees(example: Path) -> None:
         runpy.run_path(str(module), run_name="__main__")
 
 
-def test_a_task_whose_code_fails_is_one_line_with_its_place(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_whose_code_fails_is_one_line_with_its_place(example: Path, ended: Callable[..., str]) -> None:
     module = example / "count_mod.py"
     module.write_text(module.read_text().replace("inputs_ST = rng", "1 / 0\n        inputs_ST = rng"))
-    with pytest.raises(SystemExit, match="2"):
-        mad.main(["--mixer", "rt", *COUNT_MOD, *SMALL, "--out", str(example / "out")])
-    error = capsys.readouterr().err
+    error = ended(mad.main, ["--mixer", "rt", *COUNT_MOD, *SMALL, "--out", str(example / "out")])
     place = rf"{module}:\d+, in CountMod\.sample"
     assert re.fullmatch(rf"error: task 'count_mod:CountMod': {place}: ZeroDivisionError: division by zero\n", error)
     assert not (example / "out").exists()

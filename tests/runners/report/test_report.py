@@ -1,6 +1,7 @@
 """The pages: what they show of which records."""
 
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean
@@ -79,15 +80,6 @@ def rows_of(page: Path, label: str) -> dict[str, list[str]]:
     rows = re.findall(r"<tr>(.*?)</tr>", table.partition("<tbody>")[2], re.DOTALL)
     found = [[re.sub(r"<[^>]+>", " ", one).split() for one in re.split(r"</t[dh]>", row)[:-1]] for row in rows]
     return {texts[1][0]: [" ".join(text) for text in texts] for texts in found}
-
-
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the one line with which the command ends."""
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
-    assert stopped.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 def test_each_page_is_one_file_that_loads_nothing_and_has_every_id_once(pages: Path) -> None:
@@ -295,20 +287,20 @@ def test_a_layer_that_diverged_says_so(results: Path, tmp_path: Path, monkeypatc
 
 
 def test_what_cannot_be_shown_is_one_line(
-    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: Callable[..., str]
 ) -> None:
     monkeypatch.setattr(report, "REFERENCE", results / "reference")
     out = ["--out", str(tmp_path / "out")]
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "is not there" in refused([str(tmp_path / "nothing"), *out], capsys)
-    assert f"{empty} holds no records" in refused([str(empty), *out], capsys)
-    assert "holds no language models" in refused(["--language-models", str(empty), *out], capsys)
+    assert "is not there" in ended(main, [str(tmp_path / "nothing"), *out])
+    assert f"{empty} holds no records" in ended(main, [str(empty), *out])
+    assert "holds no language models" in ended(main, ["--language-models", str(empty), *out])
 
     study = write_study(tmp_path, cell("my_layer:MyLayer", "parity", [0.8]))
     file = next(study.rglob("record.json"))
     file.write_text(file.read_text().replace("my_layer", "my_l4yer"))
-    assert f"{file} is damaged" in refused([str(study), *out], capsys)
+    assert f"{file} is damaged" in ended(main, [str(study), *out])
     assert not (tmp_path / "out").exists()
 
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,7 @@ def test_a_failure_is_one_line_and_leaves_nothing(
     message: str,
     texts: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    ended: Callable[..., str],
 ) -> None:
     monkeypatch.chdir(texts)
     monkeypatch.setitem(sys.modules, "resiliparse.extract.html2text", None)
@@ -130,10 +131,7 @@ def test_a_failure_is_one_line_and_leaves_nothing(
     Path("short.txt").write_text("short")
     Path("page.html").write_text("<p>One sentence.")
     before = sorted(Path().rglob("*"))
-    with pytest.raises(SystemExit, match="2"):
-        main(words)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(message)
+    assert ended(main, words).startswith(message)
     assert sorted(Path().rglob("*")) == before
 
 

@@ -298,20 +298,17 @@ REFUSED: dict[str, Callable[[Record], dict[str, Any]]] = {
 
 
 def test_a_file_that_runs_cannot_be_added_to_is_refused_before_any_training(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str], tmp_path: Path, ended: Callable[..., str]
 ) -> None:
     reference.main([*command[:-2], "transformer"])
     done = of(tmp_path, "transformer")[0]
     shutil.rmtree(tmp_path / "out")
     file = tmp_path / "models" / "transformer.jsonl"
-    capsys.readouterr()
     for message, changes in REFUSED.items():
         write_all(file, [replace(done, **changes(done))])
         for further in ([], ["--dry-run"]):
-            with pytest.raises(SystemExit, match="2"):
-                reference.main([*command, *further])  # although another layer comes before it
-            (line,) = capsys.readouterr().err.splitlines()
-            assert line.startswith(f"error: {file} {message}")
+            error = ended(reference.main, [*command, *further])  # although another layer comes before it
+            assert error.startswith(f"error: {file} {message}")
         assert not (tmp_path / "out").exists()
 
 
@@ -335,24 +332,19 @@ def test_a_variant_of_rt_is_trained_with_its_options(command: list[str], tmp_pat
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_one_line(
-    words: list[str], message: str, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, command: list[str], tmp_path: Path, ended: Callable[..., str]
 ) -> None:
     bare = shutil.copytree(command[1], tmp_path / "texts", ignore=shutil.ignore_patterns("tokenizer*"))
-    with pytest.raises(SystemExit, match="2"):
-        reference.main([*command[:-3], *(word.format(bare) for word in words)])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert message in ended(reference.main, [*command[:-3], *(word.format(bare) for word in words)])
     assert not (tmp_path / "out").exists()
 
 
 def test_torchrun_is_refused_in_one_line(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str], monkeypatch: pytest.MonkeyPatch, ended: Callable[..., str]
 ) -> None:
     """Its processes would share each collective call, and each would train another layer."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SystemExit, match="2"):
-        reference.main(command)
-    assert capsys.readouterr().err.startswith("error: run this command without torchrun")
+    assert ended(reference.main, command).startswith("error: run this command without torchrun")
 
 
 OWN = """
@@ -370,7 +362,7 @@ class Peeking(Shifted):
 
 
 def test_a_layer_of_the_users_own_is_trained_as_the_others(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: Callable[..., str]
 ) -> None:
     (tmp_path / "layer_of_ones_own.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -380,6 +372,5 @@ def test_a_layer_of_the_users_own_is_trained_as_the_others(
     assert {(record.mixer, record.family) for record in records} == {("layer_of_ones_own:Shifted", "other")}
     assert open_places(records) == []
 
-    with pytest.raises(SystemExit, match="2"):
-        reference.main([*command[:-2], "layer_of_ones_own:Peeking"])
-    assert "'layer_of_ones_own:Peeking' is not causal" in capsys.readouterr().err
+    error = ended(reference.main, [*command[:-2], "layer_of_ones_own:Peeking"])
+    assert "'layer_of_ones_own:Peeking' is not causal" in error

@@ -1,6 +1,7 @@
 """The command that trains missing reference results."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def test_a_ladder_is_one_small_record_and_ones_own_layer_is_placed_among_them(
 
 @pytest.mark.usefixtures("tiny", "undrawn")
 def test_an_error_in_a_result_is_one_line_and_the_others_are_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ended: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = command.train_studies
 
@@ -123,10 +124,8 @@ def test_an_error_in_a_result_is_one_line_and_the_others_are_trained(
         return train(experiments, *rest)
 
     monkeypatch.setattr(command, "train_studies", fail_on_parity)
-    with pytest.raises(SystemExit) as stop:
-        run(tmp_path, "--layers", "lstm", "--tasks", "parity", "mqar")
-    assert stop.value.code == 1
-    assert "lstm on parity stopped: broken" in capsys.readouterr().err
+    error = ended(run, tmp_path, "--layers", "lstm", "--tasks", "parity", "mqar", status=1)
+    assert "lstm on parity stopped: broken" in error
     assert [file.name for file in tmp_path.rglob("*.jsonl")] == ["mqar.jsonl"]
 
 
