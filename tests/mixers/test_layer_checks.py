@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mixers.adapt import adapt
 from mixers.base import ContractError, Layer, Shape
@@ -41,13 +42,6 @@ def test_small_leaks_are_found_and_rounding_is_allowed() -> None:
     check(1e-7)
     with pytest.raises(ContractError, match="not causal"):
         check(1e-3)
-
-
-def test_a_leak_behind_a_gate_that_starts_closed_is_found() -> None:
-    layer = of_others(forward=lambda self, x: Transformer.forward(self, x) + self.gate(x.roll(-1, 1)))
-    layer.gate = torch.nn.Linear(16, 16, bias=False)
-    torch.nn.init.zeros_(layer.gate.weight)
-    assert "is not causal" in refusal(layer)
 
 
 @pytest.mark.parametrize("chunk", [4, 32])
@@ -99,26 +93,6 @@ def test_what_depends_on_all_of_a_sequence_is_refused(
     assert "is not causal" in refusal(layer, positions)
 
 
-def test_a_leak_between_two_positions_is_found() -> None:
-    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
-        return Transformer.forward(self, torch.cat([x_BTD[:, :20], x_BTD[:, 21:22], x_BTD[:, 21:]], 1))
-
-    assert "before 21 change with the input there" in refusal(of_others(forward=forward), 128)
-
-
-def test_a_leak_from_the_first_position_of_another_sequence_is_found() -> None:
-    layer = of_others(forward=lambda self, x: Transformer.forward(self, x) + x[0, 0])
-    assert "of a sequence change with the inputs of another one" in refusal(layer)
-
-
-def test_outputs_with_and_without_gradients_are_the_same() -> None:
-    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
-        z_BTD = Transformer.forward(self, x_BTD)
-        return z_BTD + x_BTD.mean(1, keepdim=True) if x_BTD.requires_grad else z_BTD
-
-    assert "outputs differ when gradients are computed" in refusal(of_others(forward=forward))
-
-
 def states(advance: Callable[[Tensor, Tensor], Tensor], x_BTD: Tensor) -> Tensor:
     """Return all states of a recurrence ``h = advance(h, x)``, which begins with zeros."""
     h, found = torch.zeros_like(x_BTD[:, 0]), []
@@ -128,25 +102,21 @@ def states(advance: Callable[[Tensor, Tensor], Tensor], x_BTD: Tensor) -> Tensor
     return torch.stack(found, 1)
 
 
-def chaotic(seed: int, **members: Any) -> Transformer:
-    """Return a recurrent layer that enlarges rounding, which differs between products of different shapes."""
+def test_a_chaotic_layer_is_not_refused() -> None:
+    """It enlarges rounding, which differs between products of different shapes."""
 
     def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
         return states(lambda h, x_BD: torch.tanh(h @ self.weight + x_BD), self.mlp(x_BTD))
 
-    torch.manual_seed(seed)
-    layer = of_others(64, forward=forward, **members)
-    layer.weight = nn.Parameter(2 * torch.randn(64, 64) / 64**0.5)
-    return layer
-
-
-def test_a_chaotic_layer_is_not_refused() -> None:
     for seed in range(3):
-        check_layer("other", chaotic(seed, init_state=Layer.init_state), CPU, 128)
+        torch.manual_seed(seed)
+        layer = of_others(64, forward=forward, init_state=Layer.init_state)
+        layer.weight = nn.Parameter(2 * torch.randn(64, 64) / 64**0.5)
+        check_layer("other", layer, CPU, 128)
 
 
-def rounded_mean(of_all: bool) -> Callable[..., Any]:
-    """Return forward or step of a mean that forgets, of a product's numbers in eight bits; rounding makes them leap."""
+def test_a_layer_that_rounds_numbers_is_not_refused() -> None:
+    """A mean that forgets, of a product's numbers in eight bits; rounding makes them leap."""
 
     def eight_bits(self: Transformer, y: Tensor) -> Tensor:
         y = y @ self.weight
@@ -160,14 +130,10 @@ def rounded_mean(of_all: bool) -> Callable[..., Any]:
     def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
         return states(lambda h, y_BD: 0.9 * h + 0.1 * y_BD, eight_bits(self, x_BTD))
 
-    return forward if of_all else step
-
-
-def test_a_layer_that_rounds_numbers_is_not_refused() -> None:
-    members = {"forward": rounded_mean(True), "step": rounded_mean(False)}
+    members = {"init_state": lambda self, batch: {"h": torch.zeros(batch, 128)}, "step": step, "forward": forward}
     for seed in range(2):
         torch.manual_seed(seed)
-        layer = of_others(128, init_state=lambda self, batch: {"h": torch.zeros(batch, 128)}, **members)
+        layer = of_others(128, **members)
         layer.weight = nn.Parameter(torch.randn(128, 128) / 128**0.5)
         check_layer("other", layer, CPU, 512)
 
@@ -214,28 +180,72 @@ def test_a_parallel_form_that_forgets_its_state_between_chunks_is_refused(chunk:
     assert f"step gives another output at position {chunk} than forward" in refusal(layer, 2 * chunk)
 
 
-def test_a_gate_that_is_one_zero_of_many_numbers_hides_no_leak() -> None:
-    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
-        return self.parts[0] * Transformer.forward(self, x_BTD) + self.parts[1] * x_BTD.flip(1)
+attend = Transformer.forward
+REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], dict[str, Tensor], int, str]] = {
+    "a gate that starts closed": (
+        *(lambda self, x: attend(self, x) + F.linear(x.roll(-1, 1), self.gate), {"gate": torch.zeros(16, 16)}),
+        *(32, "is not causal"),
+    ),
+    "a gate that is one zero of many numbers": (
+        *(lambda self, x: self.parts[0] * attend(self, x) + self.parts[1] * x.flip(1), {"parts": torch.eye(2)[0]}),
+        *(32, "is not causal"),
+    ),
+    # With other signs the logarithm of this time constant is not a number, and outputs grow with the length.
+    "a small time constant": (
+        *(lambda self, x: x.flip(1) + self.rate.log() * x, {"rate": torch.tensor(0.005)}),
+        *(512, "is not causal"),
+    ),
+    "growing outputs": (
+        lambda self, x: states(lambda h, x_BD: (1 - self.rate) * h + x_BD, x) + x.flip(1),
+        *({"rate": torch.tensor(0.005)}, 512, "is not causal"),
+    ),
+    "two positions": (
+        lambda self, x: attend(self, torch.cat([x[:, :20], x[:, 21:22], x[:, 21:]], 1)),
+        *({}, 128, "before 21 change with the input there"),
+    ),
+    "the first position of another sequence": (
+        lambda self, x: attend(self, x) + x[0, 0],
+        *({}, 32, "of a sequence change with the inputs of another one"),
+    ),
+    "the number of sequences": (
+        lambda self, x: attend(self, x) / len(x),
+        *({}, 32, "when the layer is called with it alone"),
+    ),
+    "outputs with gradients": (
+        lambda self, x: attend(self, x) + (x.mean(1, keepdim=True) if x.requires_grad else 0),
+        *({}, 32, "outputs differ when gradients are computed"),
+    ),
+    "gradients": (
+        lambda self, x: attend(self, x) + (x * self.gain).abs().sqrt(),
+        *({"gain": torch.zeros(16)}, 32, "the gradient of 'gain' is not finite"),
+    ),
+}
 
+
+@pytest.mark.parametrize(("forward", "parameters", "positions", "message"), REFUSED.values(), ids=REFUSED)
+def test_leaks_and_faults_are_found_wherever_they_hide(
+    forward: Callable[[Any, Tensor], Tensor], parameters: dict[str, Tensor], positions: int, message: str
+) -> None:
     layer = of_others(forward=forward)
-    layer.parts = nn.Parameter(torch.tensor([1.0, 0.0]))
-    assert "is not causal" in refusal(layer)
+    for name, y in parameters.items():
+        setattr(layer, name, nn.Parameter(y.clone()))
+    assert message in refusal(layer, positions)
 
 
-def test_one_position_is_a_sequence() -> None:
-    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
-        batch, positions, _ = x_BTD.shape
-        return Transformer.forward(self, x_BTD.view(batch, positions, 4, -1).flatten(2))
-
-    check_layer("other", of_others(forward=forward), CPU, 1)
-
-
-def test_a_layer_that_takes_some_lengths_alone_is_not_refused() -> None:
-    def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
-        return Transformer.forward(self, x_BTD.unflatten(1, (-1, 16)).flatten(1, 2))
-
-    check_layer("other", of_others(forward=forward, init_state=Layer.init_state), CPU, 32)
+@pytest.mark.parametrize(
+    ("forward", "members", "positions"),
+    [
+        (lambda self, x: attend(self, x.view(*x.shape[:2], 4, -1).flatten(2)), {}, 1),  # one position is a sequence
+        (
+            lambda self, x: attend(self, x.unflatten(1, (-1, 16)).flatten(1, 2)),  # takes some lengths alone
+            *({"init_state": Layer.init_state}, 32),
+        ),
+    ],
+)
+def test_a_layer_of_some_lengths_is_not_refused(
+    forward: Callable[[Any, Tensor], Tensor], members: dict[str, Any], positions: int
+) -> None:
+    check_layer("other", of_others(forward=forward, **members), CPU, positions)
 
 
 def test_steps_that_differ_from_the_whole_are_refused_and_none_at_all_are_not() -> None:
@@ -253,21 +263,6 @@ def test_steps_that_differ_from_the_whole_are_refused_and_none_at_all_are_not() 
     for wrong in (step, undefined):
         assert "step gives another output at position 0" in refusal(of_others(step=wrong))
     check_layer("other", of_others(init_state=none), CPU)
-
-
-def test_a_small_time_constant_and_growing_outputs_hide_no_leak() -> None:
-    """With other signs its logarithm is not a number, and outputs grow with the length."""
-
-    def logarithm(self: Transformer, x_BTD: Tensor) -> Tensor:
-        return x_BTD.flip(1) + self.rate.log() * x_BTD
-
-    def growing(self: Transformer, x_BTD: Tensor) -> Tensor:
-        return states(lambda h, x_BD: (1 - self.rate) * h + x_BD, x_BTD) + x_BTD.flip(1)
-
-    for forward in (logarithm, growing):
-        layer = of_others(forward=forward)
-        layer.rate = torch.nn.Parameter(torch.tensor(0.005))
-        assert "is not causal" in refusal(layer, 512)
 
 
 def test_a_step_may_write_into_the_output_of_the_one_before() -> None:
@@ -355,16 +350,6 @@ def test_layers_of_one_seed_are_equal(draw: Callable[[], Tensor], refused: bool,
 
     with pytest.raises(ContractError, match="'own' is another one") if refused else nullcontext():
         check_seeded("other", build(), build())
-
-
-def test_gradients_that_are_not_finite_are_refused() -> None:
-    layer = of_others(forward=lambda self, x: Transformer.forward(self, x) + (x * self.gain).abs().sqrt())
-    layer.gain = nn.Parameter(torch.zeros(16))
-    assert "the gradient of 'gain' is not finite" in refusal(layer)
-
-
-def test_outputs_that_depend_on_the_number_of_sequences_are_refused() -> None:
-    assert "when the layer is called with it alone" in refusal(changed(lambda z: z / len(z)))
 
 
 def test_a_table_that_the_first_call_fills_is_allowed() -> None:

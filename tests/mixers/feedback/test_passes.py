@@ -80,12 +80,17 @@ def test_interpreted(case: Case) -> None:
     check_case(case)
 
 
-def test_says_why_a_case_is_unsupported() -> None:
-    cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert unsupported(256, 16, torch.bfloat16, cuda) is None
-    assert "16 heads of width 1408" in str(unsupported(1408, 16, torch.bfloat16, cuda))
-    assert "float64" in str(unsupported(256, 16, torch.float64, cuda))
-    assert "cpu" in str(unsupported(256, 16, torch.bfloat16, cpu))
+@pytest.mark.parametrize(
+    ("width", "dtype", "device", "reason"),
+    [
+        (256, torch.bfloat16, "cuda", "None"),
+        (1408, torch.bfloat16, "cuda", "16 heads of width 1408"),
+        (256, torch.float64, "cuda", "float64"),
+        (256, torch.bfloat16, "cpu", "cpu"),
+    ],
+)
+def test_says_why_a_case_is_unsupported(width: int, dtype: torch.dtype, device: str, reason: str) -> None:
+    assert reason in str(unsupported(width, 16, dtype, torch.device(device)))
 
 
 SHAPES = [

@@ -217,18 +217,24 @@ def test_interpreted_with_the_mlp_held(F: int, kv_norm: bool, k_norm: bool, monk
     check_float32(draw(2, 3, 3, 64, 8, F, kv_norm, k_norm))
 
 
-def test_unsupported_says_why() -> None:
-    cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert unsupported(128, 16, 512, 1, torch.bfloat16, cuda) is None
-    assert unsupported(128, 16, 512, 4, torch.bfloat16, cuda) is None
-    assert "blocks of 6" in str(unsupported(128, 16, 512, 6, torch.bfloat16, cuda))
-    assert unsupported(124, 4, 496, 1, torch.bfloat16, cuda) is None
-    assert "width 320" in str(unsupported(320, 8, 512, 1, torch.bfloat16, cuda))
-    assert "width 250 in 10 heads" in str(unsupported(250, 10, 512, 1, torch.bfloat16, cuda))  # of 32 channels
-    assert "heads of 65" in str(unsupported(130, 2, 512, 1, torch.bfloat16, cuda))
-    assert "MLP width 513" in str(unsupported(128, 16, 513, 1, torch.bfloat16, cuda))
-    assert "float64" in str(unsupported(128, 16, 512, 1, torch.float64, cuda))
-    assert "cpu" in str(unsupported(128, 16, 512, 1, torch.bfloat16, cpu))
+@pytest.mark.parametrize(
+    ("width", "heads", "hidden", "block", "dtype", "device", "reason"),
+    [
+        *((128, 16, 512, block, torch.bfloat16, "cuda", "None") for block in (1, 4)),
+        (128, 16, 512, 6, torch.bfloat16, "cuda", "blocks of 6"),
+        (124, 4, 496, 1, torch.bfloat16, "cuda", "None"),
+        (320, 8, 512, 1, torch.bfloat16, "cuda", "width 320"),
+        (250, 10, 512, 1, torch.bfloat16, "cuda", "width 250 in 10 heads"),  # of 32 channels
+        (130, 2, 512, 1, torch.bfloat16, "cuda", "heads of 65"),
+        (128, 16, 513, 1, torch.bfloat16, "cuda", "MLP width 513"),
+        (128, 16, 512, 1, torch.float64, "cuda", "float64"),
+        (128, 16, 512, 1, torch.bfloat16, "cpu", "cpu"),
+    ],
+)
+def test_unsupported_says_why(
+    width: int, heads: int, hidden: int, block: int, dtype: torch.dtype, device: str, reason: str
+) -> None:
+    assert reason in str(unsupported(width, heads, hidden, block, dtype, torch.device(device)))
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,21 @@ class Cold(RecurrentTransformer):
         return 0 * q, k, v
 
 
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of layers that work at the same time, in groups of 16 positions."""
+    found: list[int] = []
+    wavefront = RecurrentTransformer._wavefront
+
+    def watched(layers: Sequence[RecurrentTransformer], x_BTD: Tensor) -> Tensor:
+        found.append(len(layers))
+        return wavefront(layers, x_BTD)
+
+    monkeypatch.setattr(RecurrentTransformer, "_wavefront", staticmethod(watched))
+    monkeypatch.setattr(schedule, "group_size", lambda layers, sequences: 16)
+    return found
+
+
 @interpreted
 @pytest.mark.parametrize(
     ("reason", "together"),
@@ -105,9 +120,8 @@ class Cold(RecurrentTransformer):
     ],
 )
 def test_layers_work_at_the_same_time_unless_there_is_a_reason_not_to(
-    reason: str, together: list[int], monkeypatch: pytest.MonkeyPatch
+    reason: str, together: list[int], counts: list[int]
 ) -> None:
-    monkeypatch.setattr(schedule, "group_size", lambda layers, sequences: 16)
     kind = {"another forward": Doubled, "another projection": Cold}.get(reason, RecurrentTransformer)
     shape = Shape(width=32, mlp_width=16, layers=2)
     config = kind.Config(heads=2, implementation="wavefront")
@@ -122,13 +136,6 @@ def test_layers_work_at_the_same_time_unless_there_is_a_reason_not_to(
         stack[1] = kind(kind.Config(heads=1, implementation="wavefront"), shape).to(DEVICE)
     elif reason == "another module":
         stack[1] = torch.nn.Identity()
-    counts, wavefront = [], RecurrentTransformer._wavefront
-
-    def watched(layers: Sequence[RecurrentTransformer], x_BTD: Tensor) -> Tensor:
-        counts.append(len(layers))
-        return wavefront(layers, x_BTD)
-
-    monkeypatch.setattr(RecurrentTransformer, "_wavefront", staticmethod(watched))
     x = torch.randn(1, 3, 32, device=DEVICE)
     with torch.set_grad_enabled(reason != "no gradients"):
         z = stack(x)
@@ -143,17 +150,9 @@ def test_layers_work_at_the_same_time_unless_there_is_a_reason_not_to(
 
 
 @interpreted
-def test_layers_that_are_computed_again_work_at_the_same_time_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "group_size", lambda layers, sequences: 16)
+def test_layers_that_are_computed_again_work_at_the_same_time_in_parts(counts: list[int]) -> None:
     (stack,), x, dz = build(Case(3, 1, 1, 3, 16, 1, 16))
     wanted = passes([stack], x, dz, "naive")
-    counts, wavefront = [], RecurrentTransformer._wavefront
-
-    def watched(layers: Sequence[RecurrentTransformer], x_BTD: Tensor) -> Tensor:
-        counts.append(len(layers))
-        return wavefront(layers, x_BTD)
-
-    monkeypatch.setattr(RecurrentTransformer, "_wavefront", staticmethod(watched))
     for layer in stack.float():
         object.__setattr__(layer.config, "implementation", "wavefront")
     stack.recompute = True
@@ -202,15 +201,18 @@ def test_sums_of_outer_products_have_a_fake_form() -> None:
         add_outer_products(total, y, y)
 
 
-def test_says_why_a_case_is_unsupported() -> None:
-    cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert unsupported(1408, 22, 1, torch.bfloat16, cuda) is None
-    assert unsupported(1408, 22, 16, torch.bfloat16, cuda) is None
-    assert "blocks of 3" in str(unsupported(1408, 22, 3, torch.bfloat16, cuda))
-    assert "blocks of 32" in str(unsupported(1408, 22, 32, torch.bfloat16, cuda))
-    assert "16 heads of width 1408" in str(unsupported(1408, 16, 1, torch.bfloat16, cuda))
-    assert "float64" in str(unsupported(1408, 22, 1, torch.float64, cuda))
-    assert "cpu" in str(unsupported(1408, 22, 1, torch.bfloat16, cpu))
+@pytest.mark.parametrize(
+    ("heads", "block", "dtype", "device", "reason"),
+    [
+        *((22, block, torch.bfloat16, "cuda", "None") for block in (1, 16)),
+        *((22, block, torch.bfloat16, "cuda", f"blocks of {block}") for block in (3, 32)),
+        (16, 1, torch.bfloat16, "cuda", "16 heads of width 1408"),
+        (22, 1, torch.float64, "cuda", "float64"),
+        (22, 1, torch.bfloat16, "cpu", "cpu"),
+    ],
+)
+def test_says_why_a_case_is_unsupported(heads: int, block: int, dtype: torch.dtype, device: str, reason: str) -> None:
+    assert reason in str(unsupported(1408, heads, block, dtype, torch.device(device)))
 
 
 SHAPES = [
