@@ -356,10 +356,47 @@ def test_gpu_equals_float64(name: str, values: dict[str, object], autocast: bool
     assert further_off(other, rounded, exact, autocast) == ["z"]
 
 
-@pytest.mark.parametrize("name", HAVING_HEADS)
-def test_heads_that_do_not_divide_the_width_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="heads: 5 must divide the model width 32"):
-        MIXERS[name](MIXERS[name].Config(heads=5), SHAPE)
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        *((name, {"heads": 5}, "heads: 5 must divide the model width 32") for name in HAVING_HEADS),
+        ("sliding-attention", {"window": 0}, "window: 0 must be at least 1"),
+        ("transformer-xl", {"segment": 0}, "segment: 0 must be at least 1"),
+        ("rmt", {"segment": 0}, "segment: 0 must be at least 1"),
+        ("rmt", {"memory": 0}, "memory: 0 must be at least 1"),
+        ("staircase", {"chunk": 0}, "chunk: 0 must be at least 1"),
+        ("staircase", {"steps": 0}, "steps: 0 must be at least 1"),
+        ("transformer-fam", {"block": 0}, "block: 0 must be at least 1"),
+        ("transformer-fam", {"earlier": -1}, "earlier: -1 must be at least 0"),
+        ("transformer-fam", {"memory": 0}, "memory: 0 must be at least 1"),
+        ("retnet", {"heads": 32}, "heads: 32 must leave heads of even size, not 1"),
+        ("gla", {"heads": 32}, "heads: 32 must divide half the model width 32"),
+        ("gla", {"heads": 2, "gate_rank": 0}, "gate_rank: 0, gate_temperature: 16.0: give both > 0"),
+        ("mamba2", {"heads": 2, "state_size": 0}, "state_size: 0 must be at least 1"),
+        ("mamba3", {"heads": 2, "state_size": 4, "rotated": 0.4}, "rotated: 0.4: rows are rotated in pairs"),
+        ("mlstm", {"heads": 2, "block": 3}, "block: 3 must divide the width inside the mixer, 64"),
+        ("deltanet", {"heads": 2, "convolution": 0}, "convolution size: 0 must be at least 1"),
+        ("deltaproduct", {"heads": 2, "householders": 0}, "householders: 0 must be at least 1"),
+        ("rwkv6", {"heads": 2, "shift_rank": 0}, "shift_rank: 0 must be at least 1"),
+        ("rwkv7", {"heads": 2, "rank": 0}, "rank: 0 must be at least 1"),
+        ("rwkv7", {"heads": 32}, "heads: 32 leave heads of size 1"),
+        ("mamba", {"state_size": 0}, "state_size: 0 must be at least 1"),
+        ("mamba", {"convolution": 0}, "convolution size: 0 must be at least 1"),
+        ("s5", {"state_size": 7}, "state_size: 7 must be even"),
+        ("s5", {"dt_min": 0.2}, "choose 0 < dt_min <= dt_max"),
+        ("lru", {"state_size": 0}, "state_size: 0 must be at least 1"),
+        ("lru", {"r_min": 0.9, "r_max": 0.5}, "choose 0 <= r_min < r_max <= 1"),
+        ("lru", {"max_phase": 0.0}, "max_phase: 0.0 must be positive"),
+        ("slstm", {"heads": 32}, "heads: 32 leave heads of size 1, whose norm is always 0"),
+        ("m2rnn", {"heads": 2, "key_size": 0}, "key_size: 0 must be at least 1"),
+        ("hyena", {"order": 1}, "order: 1 must be at least 2"),
+        ("hyena", {"reach": 0}, "reach: 0 must be at least 1"),
+        ("hyena", {"frequency": 0.0}, "frequency: 0.0 must be greater than 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(name: str, values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(name, values)
 
 
 @pytest.mark.parametrize(

@@ -19,17 +19,6 @@ from mixers.rt.layer import RecurrentTransformer
 from mixers.transformer import Transformer
 
 
-@pytest.mark.parametrize("name", MIXERS)
-def test_a_layer_is_a_module_for_a_model_of_ones_own(name: str) -> None:
-    torch.manual_seed(0)
-    layer, x = build(name, width=64), torch.randn(2, 5, 64)
-    state, outputs = layer.init_state(2), []
-    for x_t in x.unbind(1):
-        z_t, state = layer.step(x_t, state)
-        outputs.append(z_t)
-    torch.testing.assert_close(torch.stack(outputs, 1), layer(x), rtol=1e-4, atol=1e-4)
-
-
 def test_options_and_shape_are_those_given() -> None:
     layer = build("rt", width=256, heads=8, layers=4)
     assert layer.config == RecurrentTransformer.Config(heads=8)
@@ -37,32 +26,29 @@ def test_options_and_shape_are_those_given() -> None:
     assert build("rt", mlp_width=64).shape == Shape(width=128, mlp_width=64)
 
 
-def test_an_unknown_option_is_one_line_that_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"^mixer 'lru' has no option 'heads': choose from state_size, r_min"):
-        build("lru", heads=2)
-    with pytest.raises(ValueError, match=r"has no option 'heads': choose from none$"):
-        build("lstm", heads=2)
-
-
-def test_a_layer_that_cannot_be_built_is_named() -> None:
-    with pytest.raises(ValueError, match="cannot build mixer 'rt': heads: 3 must divide the model width 128"):
-        build("rt", heads=3)
-    with pytest.raises(ValueError, match="no mixer 'perceptron': choose from transformer, "):
-        build("perceptron")
-
-
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "given", "message"),
     [
-        ("rt", {"block": "4"}, "block: Input should be a valid integer, not '4'"),
-        ("rt", {"heads": 2.0}, "heads: Input should be a valid integer, not 2.0"),
-        ("rt", {"persistent_norm": "no"}, "persistent_norm: Input should be a valid boolean, not 'no'"),
-        ("lru", {"r_min": float("nan")}, "r-min nan must be a finite number"),
+        ("lru", {"heads": 2}, "mixer 'lru' has no option 'heads': choose from state_size, r_min.*"),
+        ("lstm", {"heads": 2}, "mixer 'lstm' has no option 'heads': choose from none"),
+        ("perceptron", {}, "no mixer 'perceptron': choose from transformer, .*"),
+        ("rt", {"heads": 3}, "cannot build mixer 'rt': heads: 3 must divide the model width 128"),
+        ("rt", {"block": "4"}, "cannot build mixer 'rt': block: Input should be a valid integer, not '4'"),
+        ("rt", {"heads": 2.0}, "cannot build mixer 'rt': heads: Input should be a valid integer, not 2[.]0"),
+        (
+            *("rt", {"persistent_norm": "no"}),
+            "cannot build mixer 'rt': persistent_norm: Input should be a valid boolean, not 'no'",
+        ),
+        ("lru", {"r_min": float("nan")}, "cannot build mixer 'lru': r-min nan must be a finite number"),
+        ("rt", {"width": 0}, "width: 0 must be a whole number of at least 1.*"),
+        ("rt", {"width": "64"}, "width: '64' must be a whole number of at least 1.*"),
+        ("rt", {"mlp_width": 2.0}, "mlp_width: 2[.]0 must be a whole number of at least 0.*"),
+        ("rt", {"layers": -1}, "layers: -1 must be a whole number of at least 1.*"),
     ],
 )
-def test_an_option_of_another_type_is_one_line_that_names_it(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^cannot build mixer '{name}': {re.escape(message)}$"):
-        build(name, **options)
+def test_what_cannot_be_built_is_one_line_that_says_why(name: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        build(name, **given)
 
 
 def test_whole_numbers_serve_as_fractions_and_numbers_of_numpy_as_those_of_python() -> None:
@@ -84,23 +70,22 @@ def test_an_option_may_have_any_class(monkeypatch: pytest.MonkeyPatch) -> None:
         build("rounded", dtype="float16")
 
 
-@pytest.mark.parametrize(("name", "size"), [("width", 0), ("width", "64"), ("mlp_width", 2.0), ("layers", -1)])
-def test_sizes_are_whole_numbers(name: str, size: Any) -> None:
-    least = 0 if name == "mlp_width" else 1
-    with pytest.raises(ValueError, match=f"^{name}: {size!r} must be a whole number of at least {least}"):
-        build("rt", **{name: size})
-
-
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        (":Mine", "write package.module:Class"),
-        ("my_layers:", "write package.module:Class"),
-        ("my_layers:Mine,rt", "separate names by spaces"),
+        (":Mine", "write package.module:Class$"),
+        ("my_layers:", "write package.module:Class$"),
+        ("my_layers:Mine,rt", "separate names by spaces$"),
+        ("kernel_attention", "write kernel_attention:Class, with the class"),
     ],
 )
-def test_half_an_import_path_and_two_of_them_are_told_how_to_be_written(name: str, advice: str) -> None:
-    with pytest.raises(ValueError, match=f"^no mixer {re.escape(repr(name))}: {advice}$"):
+def test_half_an_import_path_and_two_of_them_are_told_how_to_be_written(
+    name: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the name of a file that is there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kernel_attention.py").touch()
+    with pytest.raises(ValueError, match=f"^no mixer {re.escape(repr(name))}: {advice}"):
         find_mixer(name)
 
 
@@ -147,13 +132,6 @@ def test_a_configuration_without_its_decorator_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "layers_of_others", SimpleNamespace(Bare=Bare))
     with pytest.raises(ValueError, match=r"Bare.Config is no dataclass: put @dataclass\(frozen=True, kw_only=True\)"):
         find_mixer("layers_of_others:Bare")
-
-
-def test_a_file_without_its_class_is_told_to_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "kernel_attention.py").touch()
-    with pytest.raises(ValueError, match=r"^no mixer 'kernel_attention': write kernel_attention:Class, with the class"):
-        find_mixer("kernel_attention")
 
 
 class Own(nn.Module):
