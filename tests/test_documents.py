@@ -60,13 +60,6 @@ def apart(output: str) -> tuple[str, list[float]]:
     return FLOAT.sub("#", output), [float(found[0]) for found in FLOAT.finditer(output)]
 
 
-def make_texts() -> None:
-    """Run the ``convert`` command of docs/language-models.md, with the project's documents, in the current folder."""
-    text = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8")
-    [(folder, texts)] = re.findall(r"^python -m runners.c4 convert (\S+) (.*)$", text, re.MULTILINE)
-    convert([folder, *(str(ROOT / text) for text in texts.split())])
-
-
 def test_there_are_examples_with_output() -> None:
     outputs = [example.output for example in examples()]
     assert len(outputs) >= 4
@@ -91,7 +84,10 @@ def test_an_example_prints_its_output(
     if "my_texts" in example.code:
         pytest.importorskip("datasets", reason="needs the extra pretraining")
         pytest.importorskip("tokenizers", reason="needs the extra pretraining")
-        make_texts()
+        # The ``convert`` command of the page, with the project's documents.
+        text = (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8")
+        [(folder, texts)] = re.findall(r"^python -m runners.c4 convert (\S+) (.*)$", text, re.MULTILINE)
+        convert([folder, *(str(ROOT / name) for name in texts.split())])
     capsys.readouterr()
 
     # Blank lines in front, so that a traceback names the line of the page.

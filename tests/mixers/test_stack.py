@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mixers import MIXERS, Layer, Shape, build, costs, find_mixer
+from mixers import MIXERS, Shape, build, costs, find_mixer
 from mixers.base import NO_RECURRENCE
 from mixers.costs import count_model, count_parameters, count_state
 from mixers.matching import count, match
@@ -19,18 +19,6 @@ from mixers.stack import StackLayer
 
 OWN = "tests.mixers.test_short_convolution:PositionWise"
 SMALL: dict[str, Any] = {"width": 16, "mlp_width": 32}
-
-
-def stack_and_members(name: str, layers: int | None = None, **options: Any) -> tuple[StackLayer, list[Layer], Tensor]:
-    """A stack, the layers that the name spells out, with the same random numbers, and inputs; all in float64."""
-    torch.manual_seed(0)
-    stack = cast(StackLayer, build(name, layers=layers, **SMALL, **options).double())
-    torch.manual_seed(0)
-    alone = []
-    for of_stack in stack.layers:
-        kind = type(of_stack)
-        alone.append(kind(of_stack.config, Shape(**SMALL, layers=len(stack.layers))).double())
-    return stack, alone, torch.randn(2, 9, 16, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +32,12 @@ def stack_and_members(name: str, layers: int | None = None, **options: Any) -> t
 )
 def test_a_stack_is_its_layers_one_after_another(name: str, layers: int | None, kinds: list[str]) -> None:
     """Bit by bit in training, to rounding step by step; parameters, state and operations are the sums of theirs."""
-    stack, alone, x_BTD = stack_and_members(name, layers)
+    torch.manual_seed(0)
+    stack = cast(StackLayer, build(name, layers=layers, **SMALL).double())
+    torch.manual_seed(0)
+    shape = Shape(**SMALL, layers=len(stack.layers))
+    alone = [type(of_stack)(of_stack.config, shape).double() for of_stack in stack.layers]
+    x_BTD = torch.randn(2, 9, 16, dtype=torch.float64)
     assert [type(layer) for layer in alone] == [find_mixer(kind) for kind in kinds]
     z_BTD = stack(x_BTD)
     y_BTD = x_BTD

@@ -134,49 +134,33 @@ def check_bfloat16(inputs: Inputs, block: int = 1) -> None:
 
 @interpreted
 @pytest.mark.parametrize(
-    ("R", "B", "T", "D", "H", "F", "kv_norm", "k_norm"),
+    ("sizes", "norms", "block", "share"),
     [
-        (1, 1, 1, 64, 8, 64, True, True),
-        (2, 1, 2, 64, 8, 64, True, True),
-        (1, 17, 7, 64, 4, 128, False, True),
-        (2, 2, 17, 64, 2, 64, True, False),
-        (1, 1, 33, 64, 8, 64, False, False),
-        (1, 1, 2, 128, 16, 64, True, True),
-        (1, 1, 2, 64, 1, 64, True, True),
+        ((1, 1, 1, 64, 8, 64), (True, True), 1, False),
+        ((2, 1, 2, 64, 8, 64), (True, True), 1, False),
+        ((1, 17, 7, 64, 4, 128), (False, True), 1, False),
+        ((2, 2, 17, 64, 2, 64), (True, False), 1, False),
+        ((1, 1, 33, 64, 8, 64), (False, False), 1, False),
+        ((1, 1, 2, 128, 16, 64), (True, True), 1, False),
+        ((1, 1, 2, 64, 1, 64), (True, True), 1, False),
+        # Blocks.
+        ((2, 3, 7, 64, 8, 64), (True, True), 2, False),
+        ((1, 9, 20, 64, 4, 64), (False, False), 4, False),
+        ((1, 1, 37, 64, 8, 64), (True, True), 16, False),
+        ((1, 2, 70, 64, 8, 64), (False, False), 32, False),
+        ((1, 1, 20, 64, 8, 64), (True, True), 64, False),
+        # Sizes that are no power of two.
+        ((2, 2, 3, 24, 3, 40), (True, True), 1, False),
+        ((2, 2, 6, 48, 6, 100), (True, True), 4, False),
+        ((2, 2, 3, 60, 4, 64), (False, False), 1, False),
+        ((2, 2, 3, 72, 4, 288), (True, True), 1, False),
+        # Mixtures of inputs and outputs.
+        ((1, 2, 18, 64, 4, 64), (False, False), 1, True),
+        ((2, 17, 3, 40, 5, 64), (True, True), 1, True),
     ],
 )
-def test_interpreted(R: int, B: int, T: int, D: int, H: int, F: int, kv_norm: bool, k_norm: bool) -> None:
-    check_float32(draw(R, B, T, D, H, F, kv_norm, k_norm))
-
-
-@interpreted
-@pytest.mark.parametrize(
-    ("R", "B", "T", "H", "block", "normed"),
-    [
-        (2, 3, 7, 8, 2, True),
-        (1, 9, 20, 4, 4, False),
-        (1, 1, 37, 8, 16, True),
-        (1, 2, 70, 8, 32, False),
-        (1, 1, 20, 8, 64, True),
-    ],
-)
-def test_interpreted_blocks(R: int, B: int, T: int, H: int, block: int, normed: bool) -> None:
-    check_float32(draw(R, B, T, 64, H, 64, normed, normed), block)
-
-
-@interpreted
-@pytest.mark.parametrize(
-    ("D", "H", "F", "block", "normed"),
-    [(24, 3, 40, 1, True), (48, 6, 100, 4, True), (60, 4, 64, 1, False), (72, 4, 288, 1, True)],
-)
-def test_interpreted_sizes_that_are_no_power_of_two(D: int, H: int, F: int, block: int, normed: bool) -> None:
-    check_float32(draw(2, 2, 3 if block == 1 else 6, D, H, F, normed, normed), block)
-
-
-@interpreted
-@pytest.mark.parametrize(("R", "B", "T", "D", "H", "normed"), [(1, 2, 18, 64, 4, False), (2, 17, 3, 40, 5, True)])
-def test_interpreted_mixtures_of_inputs_and_outputs(R: int, B: int, T: int, D: int, H: int, normed: bool) -> None:
-    check_float32(draw(R, B, T, D, H, 64, normed, normed, share=True))
+def test_interpreted(sizes: tuple[int, ...], norms: tuple[bool, bool], block: int, share: bool) -> None:
+    check_float32(draw(*sizes, *norms, share=share), block)
 
 
 @interpreted

@@ -74,21 +74,20 @@ def assert_equal_to_oracle(case: Case, tensors: dict[str, Tensor]) -> None:
 
 @needs_compiler
 @pytest.mark.usefixtures("nan_filled_scratch")
-@pytest.mark.parametrize("length", [1, 8, 21])
-@pytest.mark.parametrize(("qk_norm", "persistent_norm"), [(True, True), (False, True), (True, False)])
-@pytest.mark.parametrize(("runs", "batch"), [(1, 1), (2, 3), (1, 29)])
-def test_outputs_and_every_gradient_are_those_of_naive(
-    length: int, qk_norm: bool, persistent_norm: bool, runs: int, batch: int
-) -> None:
-    case = Case(runs, batch, length, qk_norm=qk_norm, persistent_norm=persistent_norm)
-    assert_equal_to_oracle(case, draw(case))
-
-
-@needs_compiler
-@pytest.mark.usefixtures("nan_filled_scratch")
-@pytest.mark.parametrize(("width", "heads", "hidden"), [(15, 5, 21), (16, 1, 32), (36, 6, 20)])
-def test_heads_that_fill_no_vector(width: int, heads: int, hidden: int) -> None:
-    case = Case(2, 5, 11, width, heads, hidden)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(
+            Case(runs, batch, length, qk_norm=qk_norm, persistent_norm=persistent_norm)
+            for length in (1, 8, 21)
+            for qk_norm, persistent_norm in ((True, True), (False, True), (True, False))
+            for runs, batch in ((1, 1), (2, 3), (1, 29))
+        ),
+        *(Case(2, 5, 11, *sizes) for sizes in ((15, 5, 21), (16, 1, 32), (36, 6, 20))),  # heads that fill no vector
+        Case(2, 0, 5),  # no sequences
+    ],
+)
+def test_outputs_and_every_gradient_are_those_of_naive(case: Case) -> None:
     assert_equal_to_oracle(case, draw(case))
 
 
@@ -135,12 +134,6 @@ def test_refuses_weights_of_another_dtype_or_device(name: str) -> None:
         changed = {name: model.get_parameter(name).to(other)}
         with pytest.raises(ValueError, match=r"inputs are torch.float32 on cpu, but the layer is torch.float\d\d on"):
             functional_call(model, changed, (x,))
-
-
-@needs_compiler
-def test_no_sequences() -> None:
-    case = Case(2, 0, 5)
-    assert_equal_to_oracle(case, draw(case))
 
 
 @needs_compiler
@@ -192,6 +185,14 @@ def test_without_a_compiler_tiled_runs_and_only_who_asks_for_native_is_told(
     norm_library.cache_clear()
 
 
+class Cold(RecurrentTransformer):
+    """A layer of a user, with another projection."""
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x)
+        return 0 * q, k, v
+
+
 @needs_compiler
 def test_auto_is_native_on_the_cpu_but_for_blocks_bfloat16_and_other_projections() -> None:
     q = torch.zeros(1, 4, 96)
@@ -199,11 +200,6 @@ def test_auto_is_native_on_the_cpu_but_for_blocks_bfloat16_and_other_projections
     assert choose("auto", q, 64, 4, 2) == choose("auto", q.bfloat16(), 64, 4, 1) == "tiled"
     with torch.autocast("cpu", torch.bfloat16):
         assert choose("auto", q, 64, 4, 1) == "tiled"
-
-    class Cold(RecurrentTransformer):
-        def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            q, k, v = super().project(x)
-            return 0 * q, k, v
 
     x = torch.randn(2, 5, 96)
     cold = Cold(Cold.Config(), Shape(width=96, mlp_width=64))

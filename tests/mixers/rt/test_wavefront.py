@@ -18,6 +18,7 @@ from mixers.rt.wavefront.launch import add_outer_products  # noqa: E402
 from mixers.rt.wavefront.passes import unsupported  # noqa: E402
 from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
 from tests.mixers.errors import error  # noqa: E402
+from tests.mixers.rt.test_native import Cold  # noqa: E402
 from tests.mixers.runs import Case, check_errors, check_graph, drawn, outputs_and_gradients  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("nan_filled_scratch")
@@ -82,12 +83,6 @@ def test_interpreted(group: int, case: Case, monkeypatch: pytest.MonkeyPatch) ->
 class Doubled(RecurrentTransformer):
     def forward(self, x_BTD: Tensor) -> Tensor:
         return 2 * super().forward(x_BTD)
-
-
-class Cold(RecurrentTransformer):
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = super().project(x)
-        return 0 * q, k, v
 
 
 @pytest.fixture

@@ -82,8 +82,15 @@ def folder_of(config: Config) -> Path:
     return identity(config, {}, corpus_of(config).folder.name).folder
 
 
+def newest_of(config: Config) -> Path:
+    """The newest checkpoint."""
+    path = checkpoints.newest(folder_of(config))
+    assert path is not None
+    return path
+
+
 def rows(config: Config) -> list[StepRow]:
-    return rows_of(_newest(config))
+    return rows_of(load_tensors(newest_of(config))[0])
 
 
 def losses(config: Config) -> list[float]:
@@ -92,13 +99,7 @@ def losses(config: Config) -> list[float]:
 
 def last_tensors(config: Config) -> dict[str, torch.Tensor]:
     """The tensors of the newest checkpoint, without the curve, in which times stand."""
-    return {name: y for name, y in _newest(config).items() if name != checkpoints.CURVE}
-
-
-def _newest(config: Config) -> dict[str, torch.Tensor]:
-    path = checkpoints.newest(folder_of(config))
-    assert path is not None
-    return load_tensors(path)[0]
+    return {name: y for name, y in load_tensors(newest_of(config))[0].items() if name != checkpoints.CURVE}
 
 
 class Interruption(BaseException):

@@ -15,11 +15,11 @@ from mixers import MIXERS  # noqa: E402
 from mixers.base import Shape  # noqa: E402
 from mixers.transformer import Transformer  # noqa: E402
 from runners.c4 import __main__ as command  # noqa: E402
-from runners.c4 import charts, checkpoints  # noqa: E402
+from runners.c4 import charts  # noqa: E402
 from runners.c4.config import Config  # noqa: E402
 from runners.c4.loop import RunError  # noqa: E402
 from runners.files import load_tensors, read_json, save_tensors  # noqa: E402
-from tests.runners.c4.runs import configured, folder_of, run, words_of  # noqa: E402
+from tests.runners.c4.runs import configured, folder_of, newest_of, run, words_of  # noqa: E402
 
 
 @pytest.fixture
@@ -52,8 +52,7 @@ def test_the_command_trains_plots_and_generates(
 def test_a_checkpoint_of_another_version_is_one_line(texts: Path, tmp_path: Path, ended: Callable[..., str]) -> None:
     config = configured(texts, tmp_path)
     run(config)
-    path = checkpoints.newest(folder_of(config))
-    assert path is not None
+    path = newest_of(config)
     tensors, info = load_tensors(path)
     for other in (
         {**info, "config": {**info["config"], "dropout": 0.1}},

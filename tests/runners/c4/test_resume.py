@@ -12,7 +12,6 @@ import torch
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
 
-from runners.c4 import checkpoints  # noqa: E402
 from runners.c4.loop import RunError  # noqa: E402
 from runners.c4.train import BusyError, loss_of  # noqa: E402
 from runners.files import load_tensors  # noqa: E402
@@ -27,6 +26,7 @@ from tests.runners.c4.runs import (  # noqa: E402
     interrupt,
     last_tensors,
     losses,
+    newest_of,
     rows,
     run,
 )
@@ -58,11 +58,10 @@ def test_a_copy_of_a_checkpoint_is_no_checkpoint(texts: Path, tmp_path: Path) ->
     config = configured(texts, tmp_path)
     with pytest.raises(Interruption):
         run(config, At(5, interrupt))
-    newest = checkpoints.newest(folder_of(config))
-    assert newest is not None
+    newest = newest_of(config)
     copy = newest.with_stem(f"{newest.stem}_copy")
     shutil.copy(newest, copy)
-    assert checkpoints.newest(folder_of(config)) == newest
+    assert newest_of(config) == newest
     run(config)
     assert copy.exists()
 
@@ -75,9 +74,7 @@ def test_a_first_signal_saves_and_stops(texts: Path, tmp_path: Path, number: sig
         run(config, At(4, lambda: os.kill(os.getpid(), number)))
     assert stop.value.status == status
     assert signal.getsignal(number) == before
-    path = checkpoints.newest(folder_of(config))
-    assert path is not None
-    saved = load_tensors(path)[1]["step"]
+    saved = load_tensors(newest_of(config))[1]["step"]
     seen: list[int] = []
     run(config, lambda row: seen.append(row.step))
     assert seen[0] == saved + 1
@@ -134,7 +131,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(texts: Path, tmp_path: Path, mon
     config = configured(texts, tmp_path)
     with pytest.raises(Interruption):
         run(config, At(4, interrupt))
-    path = checkpoints.newest(folder_of(config))
+    path = newest_of(config)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -143,8 +140,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(texts: Path, tmp_path: Path, mon
     with pytest.raises(OSError, match=r"No space left on device: '.*step-00000006"):
         run(config)
     monkeypatch.undo()
-    assert path is not None
-    assert checkpoints.newest(folder_of(config)) == path
+    assert newest_of(config) == path
     assert not list(path.parent.glob(".*"))
     assert run(config).curve["step"][-1] == 8
 

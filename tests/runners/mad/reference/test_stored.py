@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -78,15 +77,6 @@ def test_layers_at_equal_parameters_are_those_that_have_others_at_equal_width() 
     assert {entry.mixer for entry in PROFILED.values() if "match" in entry.sizes} == {*FIRST} - {*EQUAL_ALREADY}
 
 
-def of_depths(rt: float, *transformers: float, sequence: float = 0.1) -> dict[tuple[str, str], dict[str, Any]]:
-    """RT and Transformers with 1, 2, … layers; their intervals reach 0.01 to both sides."""
-    means = dict(zip(("rt", *DEPTHS), (rt, *transformers), strict=False))
-    return {
-        (name, "parity"): {"low": y - 0.01, "high": y + 0.01, "test.sequence_accuracy": sequence}
-        for name, y in means.items()
-    }
-
-
 @pytest.mark.parametrize(
     ("accuracies", "sequence", "depth"),
     [
@@ -102,7 +92,13 @@ def of_depths(rt: float, *transformers: float, sequence: float = 0.1) -> dict[tu
 def test_effective_depth_is_the_first_depth_whose_interval_overlaps_that_of_rt(
     accuracies: tuple[float, ...], sequence: float, depth: str
 ) -> None:
-    assert effective_depth(of_depths(*accuracies, sequence=sequence), "parity") == depth
+    """Of RT and Transformers with 1, 2, … layers, whose intervals reach 0.01 to both sides."""
+    means = dict(zip(("rt", *DEPTHS), accuracies, strict=False))
+    cells = {
+        (name, "parity"): {"low": y - 0.01, "high": y + 0.01, "test.sequence_accuracy": sequence}
+        for name, y in means.items()
+    }
+    assert effective_depth(cells, "parity") == depth
 
 
 def test_what_has_no_file_is_not_run_yet_and_ranked_nowhere() -> None:

@@ -19,9 +19,7 @@ from runners.mad.training.ensemble import Ensemble  # noqa: E402
 from runners.mad.training.kernels.cross_entropy import cross_entropy_method  # noqa: E402
 from runners.mad.training.protocol import Optimizer, Run  # noqa: E402
 from tasks.base import IGNORE  # noqa: E402
-from tests.kernel_marks import interpreted, on_gpu  # noqa: E402
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+from tests.kernel_marks import DEVICE, interpreted, on_gpu  # noqa: E402
 
 
 def fused_cross_entropy(logits_RBTV: Tensor, targets_RBT: Tensor) -> Tensor:
