@@ -88,7 +88,6 @@ def test_imports_go_one_way(parts: set[str], forbidden: set[str]) -> None:
 def named_in_the_tree() -> set[str]:
     """Files and folders, with a slash at their end, that the tree in CONTRIBUTING.md names."""
     tree = re.search(r"^```\n(mixers/\n.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert tree is not None
     found, folders = set(), {-4: ""}
     for line in tree[1].splitlines():
         names = re.match(r" *((?:[\w.]+(?:\.py|\.md|/)(?: +|$))+)", line)

@@ -116,7 +116,6 @@ def load(name: str) -> Any:
 def test_the_newest_entry_of_the_changes_and_the_citation_are_of_this_version() -> None:
     newest = re.search(r"^## (\S+) \((\S+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     citation = load("CITATION.cff")
-    assert newest is not None
     assert newest.groups() == (citation["version"], str(citation["date-released"]))
     assert newest[1] == __version__
     assert citation["license"] == PROJECT["license"] == "Apache-2.0"

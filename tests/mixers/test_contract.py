@@ -180,7 +180,6 @@ def test_all_gradients_are_finite(name: str, values: dict[str, object], dtype: t
     layer, x = build(name, values, torch.float32), inputs(7, torch.float32).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         layer(x).square().mean().backward()
-    assert x.grad is not None
     for label, tensor in [("x", x), *layer.named_parameters()]:
         assert tensor.grad is not None, label
         assert tensor.grad.isfinite().all(), label

@@ -140,8 +140,7 @@ class Own(nn.Module):
         self.map = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        mapped: Tensor = self.map(x)
-        return mapped
+        return self.map(x)
 
 
 def test_a_class_stands_for_its_name() -> None:

@@ -92,7 +92,6 @@ def test_it_adds_parameters_and_state_and_no_counted_operations() -> None:
     for name in ("transformer", "rt", "lstm"):
         plain, convolved = MIXERS[name], with_short_convolution(MIXERS[name], SIZE)
         before, after = (costs(layer, layer.Config(), SHAPE) for layer in (plain, convolved))
-        assert before.state_floats is not None
         assert after == Costs(
             parameters=before.parameters + SIZE * WIDTH,
             state_floats={n: before.state_floats[n] + (SIZE - 1) * WIDTH for n in LENGTHS},

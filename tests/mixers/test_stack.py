@@ -103,11 +103,16 @@ def test_what_is_no_stack_is_one_line(name: str, error: str) -> None:
     assert error in str(raised.value)
 
 
-def test_a_stack_needs_its_own_number_of_layers_and_its_own_options() -> None:
-    with pytest.raises(ValueError, match=r"its 4 layers cannot be repeated to 6: give --layers 8"):
-        build("3*deltanet+transformer", layers=6)
-    with pytest.raises(ValueError, match=r"has no option 'heads': choose from deltanet__heads, .*transformer__heads"):
-        build("deltanet+transformer", heads=4)
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"layers": 6}, "its 4 layers cannot be repeated to 6: give --layers 8"),
+        ({"heads": 4}, "has no option 'heads': choose from deltanet__heads, .*transformer__heads"),
+    ],
+)
+def test_a_stack_needs_its_own_number_of_layers_and_its_own_options(given: dict[str, int], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        build("3*deltanet+transformer", **given)
 
 
 def test_settings_of_members_reach_them_and_are_pickled() -> None:

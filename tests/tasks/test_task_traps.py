@@ -141,7 +141,6 @@ def test_memorization_map_uses_no_special_token_and_is_the_same_everywhere() -> 
     keys, values = zip(*sorted(pairs), strict=True)
     assert keys == tuple(range(31))
     assert sorted(values) == list(range(31, 62))
-    assert isinstance(task, Memorization)
     assert not np.array_equal(task.values_K, Memorization(Memorization.Config(vocab_size=64, data_seed=1)).values_K)
 
 

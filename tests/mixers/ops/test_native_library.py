@@ -19,9 +19,7 @@ def test_a_file_is_compiled_with_its_constants(monkeypatch: pytest.MonkeyPatch, 
     source = tmp_path / "constant.c"
     source.write_text("long constant(void) {return K;}")
     for K in (3, 4, 3):
-        found = library.compiled(source, torch.float64, K=K)
-        assert found is not None
-        assert found.constant() == K
+        assert library.compiled(source, torch.float64, K=K).constant() == K
     assert len([*(tmp_path / "recurrent-transformer-diagnostics").iterdir()]) == 2
 
 

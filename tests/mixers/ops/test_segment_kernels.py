@@ -249,8 +249,7 @@ def staircase_case(
             for name, y in zip(NAMES, weights, strict=True)
             if y is not None
         }
-        z: Tensor = functional_call(module, given, (x,))
-        return z
+        return functional_call(module, given, (x,))
 
     def whole(x: Tensor, *parameters: Tensor) -> list[Tensor | None]:
         scale, each = module.shape.residual_scale, weights_of(parameters)

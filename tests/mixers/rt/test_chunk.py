@@ -118,7 +118,6 @@ def randomise(tensors: dict[str, Tensor]) -> None:
 def finish(owner: Forward | Backward, groups: Any, at: int) -> dict[str, Tensor]:
     """Compute the chunk at a position of its group with the emulated kernel; return the tensors as they were before."""
     made, scratch, kept = owner.chunk_kernel, tensors_of(owner.scratch), tensors_of(owner.kept)
-    assert made is not None
     operands = owner.transposed if isinstance(owner, Backward) else owner.operands
     made.kernel.memory = [*kept.values(), *scratch.values(), *operands, owner.slopes_H, made.room]  # type: ignore[attr-defined]
     before = {name: y.clone() for name, y in (kept | scratch).items()}

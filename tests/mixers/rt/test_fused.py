@@ -97,7 +97,6 @@ def share_error(got: Tensor, want: Tensor, inputs: Inputs) -> float:
     for r in range(len(dz)):
         x, q, k, v = (y[r] for y in xs)
         of_run = Weights._make(None if w is None else w[r] for w in weights)
-        assert of_run.share is not None
         share_B11 = of_run.share.expand(len(x), 1, 1).clone().requires_grad_()
         z = naive_recurrence(x, q, k, v, of_run._replace(share=share_B11), slopes, SCALE, 1)
         parts.append(torch.autograd.grad(z, share_B11, dz[r])[0].norm())

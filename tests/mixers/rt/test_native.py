@@ -156,8 +156,7 @@ def test_passes_gradcheck() -> None:
     tensors, model = draw(case), layer(case, "native")
 
     def function(x: Tensor, *parameters: Tensor) -> Tensor:
-        z: Tensor = functional_call(model, dict(zip(list(tensors)[1:], parameters, strict=True)), (x,))
-        return z
+        return functional_call(model, dict(zip(list(tensors)[1:], parameters, strict=True)), (x,))
 
     leaves = [y.detach()[0].requires_grad_() for y in tensors.values()]
     assert torch.autograd.gradcheck(function, leaves, check_undefined_grad=False)

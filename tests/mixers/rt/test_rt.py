@@ -101,7 +101,6 @@ def test_fake_tensors_have_shapes_alone(implementation: str) -> None:
         z = RecurrentTransformer(config, Shape(width=16, mlp_width=32))(x)
         z.sum().backward()
     assert z.shape == x.shape
-    assert x.grad is not None
     assert x.grad.shape == x.shape
 
 

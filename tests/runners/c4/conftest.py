@@ -1,5 +1,8 @@
 """Fixtures of the tests of pretraining."""
 
+import gzip
+import json
+import random
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +16,6 @@ from runners.c4 import costs
 from runners.c4.config import Config
 from runners.c4.data import corpus, sources
 from runners.c4.model import layer_of
-from tests.runners.c4.texts import write_texts
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +93,18 @@ def unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[object]
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of C4-format files and a tokenizer of its words."""
     pytest.importorskip("datasets", reason="needs the extra pretraining")
-    pytest.importorskip("tokenizers", reason="needs the extra pretraining")
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraining")
     folder = tmp_path_factory.mktemp("texts")
-    write_texts(folder)
+    dice = random.Random(0)
+    words = [f"{a}{b}" for a in ("ka", "lo", "mi", "tu", "se") for b in ("n", "r", "s", "")]
+    documents = [" ".join(dice.choices(words, k=dice.randint(5, 60))) for _ in range(120)]
+    for name, part in {"train.0": documents[:60], "train.1": documents[60:100], "validation": documents[100:]}.items():
+        lines = "".join(json.dumps({"text": text, "timestamp": "", "url": ""}) + "\n" for text in part)
+        (folder / f"c4-{name}.json.gz").write_bytes(gzip.compress(lines.encode()))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    trainer = tokenizers.trainers.WordLevelTrainer(special_tokens=["[UNK]", "</s>"])
+    tokenizer.train_from_iterator(documents, trainer)
+    (folder / "tokenizer").mkdir()
+    tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
     return folder

@@ -15,10 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mixers import MIXERS
-from mixers.base import Layer, Shape, State
 from mixers.costs import count_flops
 from mixers.models import LanguageModel
-from mixers.parts import MLP
+from mixers.transformer import Transformer
 from runners.c4 import model as subject
 from runners.c4.config import SIZES, Config
 from runners.c4.costs import cost_table, flops_per_token, known_figures
@@ -271,21 +270,11 @@ def test_operations_are_those_of_real_tensors(mixer: str, options: dict[str, Any
     assert flops_per_token(config, options, VOCAB) == expected
 
 
-class Untraceable(Layer):
+class Untraceable(Transformer):
     """Looks at its values, which a trace has not."""
 
-    def __init__(self, config: Any, shape: Shape) -> None:
-        super().__init__(config, shape)
-        self.mlp = MLP(shape)
-
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD + self.mlp(x_BTD) if float(x_BTD.sum()) < 1e9 else x_BTD
-
-    def init_state(self, batch: int) -> State:
-        return {}
-
-    def step(self, x_BD: Tensor, state: State) -> tuple[Tensor, State]:
-        return x_BD + self.mlp(x_BD), state
+        return super().forward(x_BTD) if float(x_BTD.sum()) < 1e9 else x_BTD
 
 
 def test_a_configuration_with_a_list_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,6 @@ def test_divergence_is_recorded_once(
     monkeypatch.setattr("runners.c4.config._RANGES", {})
     config = configured(texts, tmp_path, lr=1e30, warmup_fraction=warmup)
     record = run(config)
-    assert record.diverged_step is not None
     assert record.diverged_step <= step
     assert record.metrics == {}
     assert run(config, At(1, interrupt)) == record

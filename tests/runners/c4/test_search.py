@@ -60,7 +60,6 @@ def test_the_search_trains_each_point_once_and_goes_on(
     # A table with the best point, which is at an end of the grid.
     console = Console(file=io.StringIO(), width=200)
     search.print_results(results, console)
-    assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert text.count("diverged") == 2
     assert text.count("→") == 1

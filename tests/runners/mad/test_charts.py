@@ -76,9 +76,7 @@ def test_dots_have_a_panel_for_each_task_and_the_best_layer_on_top() -> None:
 def test_curves_have_a_line_for_each_seed_of_the_chosen_point() -> None:
     curve = {"step": [10, 20], "train_loss": [2.0, 1.0], "loss": [2.5, 1.5], "token_accuracy": [0.1, None]}
     runs = [*layer("rt", (0.5, 0.6), curve=curve), record(0.1, layer="rt", lr=1e-4, curve=curve)]
-    figure = draw_curves(shown(*runs), table(*runs))
-    assert figure is not None
-    losses, accuracies = figure.axes
+    losses, accuracies = draw_curves(shown(*runs), table(*runs)).axes
     assert [list(line.get_ydata()) for line in losses.lines] == [[2.0, 1.0], [2.5, 1.5]] * 2
     assert len(accuracies.lines) == 2
     assert draw_curves(shown(record()), table(record())) is None

@@ -47,8 +47,7 @@ class Faulty(Transformer):
     fault: Callable[[Tensor], Any]
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        result: Tensor = type(self).fault(super().forward(x_BTD))
-        return result
+        return type(self).fault(super().forward(x_BTD))
 
 
 FAULTS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
@@ -98,21 +97,24 @@ class Double(nn.Module):
         return x_BTD.double() @ self.w
 
 
-class Writing(nn.Module):
+class Mapping(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.out = nn.Linear(dim, dim)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        x_BTD += 1
-        z_BTD: Tensor = self.out(x_BTD)
-        return z_BTD
+        return self.out(x_BTD)
 
 
-class Moody(Writing):
+class Writing(Mapping):
     def forward(self, x_BTD: Tensor) -> Tensor:
-        z_BTD: Tensor = self.out(x_BTD)
-        return z_BTD if self.training else z_BTD * torch.nan
+        x_BTD += 1
+        return super().forward(x_BTD)
+
+
+class Moody(Mapping):
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return super().forward(x_BTD) * (1 if self.training else torch.nan)
 
 
 class Seeding(Moody):
@@ -121,7 +123,7 @@ class Seeding(Moody):
         super().__init__(dim)
 
 
-class Late(Writing):
+class Late(Mapping):
     """Looks ahead in sequences longer than those of training; no sequence may have more than 80 positions."""
 
     longest = 80
@@ -129,8 +131,7 @@ class Late(Writing):
     def forward(self, x_BTD: Tensor) -> Tensor:
         if x_BTD.shape[1] > self.longest:
             raise IndexError("too long")
-        z_BTD: Tensor = self.out(x_BTD)
-        return z_BTD + x_BTD.flip(1) if x_BTD.shape[1] > 24 else z_BTD
+        return super().forward(x_BTD) + (x_BTD.flip(1) if x_BTD.shape[1] > 24 else 0)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ class Doubled(torch.autograd.Function):
         return 2 * gradients[0]
 
 
-class OneByOne(Writing):
+class OneByOne(Mapping):
     """What vmap cannot compute, by its name."""
 
     def __init__(self, dim: int, kind: str = "if") -> None:
@@ -465,17 +466,12 @@ def test_a_plain_module_reaches_other_processes(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "strength").read_text() == "0.8"
 
 
-class Spare(nn.Module):
+class Spare(Mapping):
     """A module with a parameter that it does not use."""
 
     def __init__(self, dim: int) -> None:
-        super().__init__()
+        super().__init__(dim)
         self.a = nn.Parameter(torch.zeros(dim))
-        self.out = nn.Linear(dim, dim)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        z_BTD: Tensor = self.out(x_BTD)
-        return z_BTD
 
 
 def test_a_parameter_that_gets_no_gradient_is_said(

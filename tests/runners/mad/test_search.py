@@ -78,7 +78,6 @@ def altered(monkeypatch: pytest.MonkeyPatch, change: Callable[[Run, Result], Res
 
 def scored(result: Result, value: float) -> Result:
     """The result with another token accuracy on validation."""
-    assert result.validation is not None
     return replace(result, validation=replace(result.validation, token_accuracy=value))
 
 

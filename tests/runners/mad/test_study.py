@@ -154,8 +154,7 @@ class Plain(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         divisor = self.divisor if len(x) > 2 else 1  # the check before the first step has two sequences
-        z: torch.Tensor = self.out(x) / torch.tensor(float(divisor))
-        return z
+        return self.out(x) / torch.tensor(float(divisor))
 
 
 def test_quiet_prints_nothing_and_a_study_that_diverged_has_no_figures(

@@ -16,7 +16,6 @@ from tests.runners.mad.made_up import as_shown, record, study, table
 def printed(found: Sequence[Record], width: int = 200, verbose: bool = False) -> list[str]:
     console = Console(width=width, file=io.StringIO(), markup=False)
     print_study(table(*found), console, verbose)
-    assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
 

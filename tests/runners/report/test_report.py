@@ -155,7 +155,6 @@ def test_mean_ranks_are_among_the_layers_that_have_all_tasks(results: Path) -> N
         ("c", "y"): [0.2],
     }
     found = mean_ranks(values, ["x", "y"])
-    assert found is not None
     assert found.means == {"a": 1.25, "b": 1.75}
     assert found.intervals["a"] == (1.0, 2.0)
     assert mean_ranks({("a", "x"): [1.0]}, ["x"]) is None
@@ -214,7 +213,6 @@ def test_shipped_results_give_the_analysis_that_was_fixed_beforehand() -> None:
     models = [*read_models(REFERENCE / MODELS, alike=True).values()]
     claim = read_claims(SHIPPED / "claims.csv")
     rho = answer(board, models)
-    assert rho is not None
     assert f"{rho.value:.2f}" == claim("tasks-predict-between-families").value
     assert f"{rho.p:.2f}" == "0.48"
     assert not rho.significant
@@ -223,13 +221,11 @@ def test_shipped_results_give_the_analysis_that_was_fixed_beforehand() -> None:
     names = {"MQAR": "mqar", "in-context recall": "in-context-recall", "copying": "copying"}
     for name, task in names.items():
         found = within[task]
-        assert found is not None
         assert f"{found.value:.2f}" == claim("tasks-predict-within-recall", name)
         assert found.significant
     assert within[MEAN_RANK] is not None
 
     ranks = mean_ranks(values_of(board.cells), PUBLISHED)
-    assert ranks is not None
     assert f"of {len(ranks.means)} layers" in claim("mean-rank-ties").claim
     layers = {
         "Feedback Transformer": "feedback-transformer",
@@ -248,7 +244,6 @@ def test_shipped_profiles_give_the_answer_of_the_table_of_claims() -> None:
     scores = seed_scores(load_rows(SHIPPED / "reference", ["profile"], rows, TASKS))
     found = profile_answer(scores, [*read_models(REFERENCE / MODELS, alike=True).values()])
     claim = read_claims(SHIPPED / "claims.csv")
-    assert found is not None
     for part in PARTS:
         rhos = found["rows"][0].rhos[part]
         words = [f"{rhos[loss].value:.2f}, adjusted p {found['adjusted'][part, loss]:.2g}" for loss in [*LOSSES][:2]]
@@ -264,7 +259,6 @@ def test_profiles_predict_losses_if_they_order_layers_and_families_as_the_losses
     rows = [(model.layer, task, -sign * model.mean("loss")) for model in models for task in TASKS]
     scores = pd.DataFrame(rows, columns=["layer", "task", "score"])
     found = profile_answer(scores, models)
-    assert found is not None
     assert found["shown"] == shown
     first = [rho for of_part in found["rows"][0].rhos.values() for rho in [of_part["loss"]] if rho]
     assert [rho.value for rho in first] == pytest.approx([sign, sign])

@@ -29,6 +29,7 @@ from runners.c4.evaluation.downstream import (
     print_scores,
     read_items,
 )
+from tests.runners.c4.evaluation.test_evaluate import log_probability
 
 CPU, END = torch.device("cpu"), 0
 
@@ -79,13 +80,6 @@ def test_context_and_continuation_are_split_as_in_the_harness(
     assert [*tokens, *pair.continuation] == merging.encode(context + continuation, add_special_tokens=False).ids
     with pytest.raises(ValueError, match="no token of ''"):
         encode_pair(merging, "the cat", "", END)
-
-
-def log_probability(model: LanguageModel, context: list[int], token: int) -> float:
-    """Of one token after its context."""
-    with torch.no_grad():
-        logits_V = model(torch.tensor([context]))[0, -1].double()
-    return (logits_V[token] - logits_V.logsumexp(dim=0)).item()
 
 
 def expected(model: LanguageModel, pair: Pair) -> float:

@@ -234,7 +234,6 @@ def test_probe_finds_an_answer_that_only_the_layer_holds(scale: float) -> None:
     model = build(task, Previous)
     model.norm.gain.data *= scale
     batch = task.split("test")
-    single: Any
     (single,) = fit_probes(model, task, batch, predict(model, batch)[0])
     assert single.hidden["mean"] > 0.99
     assert single.hidden["deviation"] < 0.02
@@ -259,7 +258,6 @@ def test_probe_is_a_regression_on_standardised_features_judged_on_other_sequence
         regression = LogisticRegression(C=INVERSE_PENALTY, max_iter=200).fit(scaled_ND[fitted], answers_N[fitted])
         assert regression.score(scaled_ND[fitted], answers_N[fitted]) > 0.9
         shares.append(float(np.mean(regression.predict(scaled_ND[judged]) == answers_N[judged])))
-    assert single.hidden is not None
     assert single.hidden["mean"] == pytest.approx(fmean(shares), rel=1e-12)
     assert single.hidden["mean"] < 0.8
     assert single.hidden["deviation"] == pytest.approx(stdev(shares), rel=1e-9)
@@ -315,9 +313,7 @@ def test_extrapolation_sets_stand_beside_chance_and_the_training_length(
         further: task.chance(further) for further in diagnosis.extrapolation_sets
     }
     (axes,) = (a for a in draw_figure(diagnosis).axes if a.get_title() == "Extrapolation sets")
-    legend = axes.get_legend()
-    assert legend is not None
-    labels = [text.get_text() for text in legend.get_texts()]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels.count("chance") == 1
     assert (f"longest in training: {trained}" in labels) == (trained is not None)
     if trained is not None:

@@ -128,11 +128,9 @@ def test_stacks_stand_beside_layers_of_equal_depth() -> None:
 def test_reference_rows_are_shipped_none_or_of_a_folder(tmp_path: Path) -> None:
     assert load("none", ["parity"]) is None
     shipped, nothing = load("shipped", ["parity", "mine:Task"]), load(str(tmp_path), ["parity"])
-    assert shipped is not None
     assert {"rt", "transformer"} <= {*shipped["layer"][shipped["layers"] == 1]} <= set(MIXERS)
     assert {f"transformer-{n}-layers" for n in (2, 3, 4)} <= {*shipped["layer"]}
     assert set(shipped["task"]) == {"parity"}
-    assert nothing is not None
     assert nothing.empty
     with pytest.raises(ValueError, match="is no folder: give shipped, none, or a folder"):
         load(str(tmp_path / "gone"), ["parity"])

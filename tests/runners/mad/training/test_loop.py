@@ -237,7 +237,6 @@ def test_kept_parameters_are_those_of_the_best_evaluation_and_measured_again(tmp
         assert result.best_step == max(scores, key=scores.__getitem__)
         counts, metrics = counted(result.parameters, "validation"), result.validation
         expected = counts.sequence_accuracy, counts.token_accuracy, counts.loss, score(counts)
-        assert metrics is not None
         got = metrics.sequence_accuracy, metrics.token_accuracy, metrics.loss, metrics.score
         assert got == pytest.approx([value.item() for value in expected], rel=1e-4)
         assert metrics.score == pytest.approx(max(scores.values()), abs=1e-6)
@@ -350,8 +349,6 @@ def test_one_rt_layer_recalls_where_one_transformer_layer_does_not(tmp_path: Pat
         run = Run(lr=1e-3, weight_decay=0.0, seed=0)
         (results[name],) = train(build, task, protocol, [run], CPU, paths(tmp_path / name, 1))
     rt, transformer = results["rt"].validation, results["transformer"].validation
-    assert rt is not None
-    assert transformer is not None
     assert rt.sequence_accuracy >= 0.95
     assert transformer.sequence_accuracy <= 0.05
 
