@@ -253,16 +253,13 @@ def test_steps_that_differ_from_the_whole_are_refused_and_none_at_all_are_not() 
         z_BD, state = Transformer.step(self, x_BD, state)
         return 1.01 * z_BD, state
 
-    def none(self: Transformer, batch: int) -> Any:
-        raise NotImplementedError
-
     def undefined(self: Transformer, x_BD: Tensor, state: Any) -> tuple[Tensor, Any]:
         z_BD, state = Transformer.step(self, x_BD, state)
         return torch.nan * z_BD, state
 
     for wrong in (step, undefined):
         assert "step gives another output at position 0" in refusal(of_others(step=wrong))
-    check_layer("other", of_others(init_state=none), CPU)
+    check_layer("other", of_others(init_state=Layer.init_state), CPU)
 
 
 def test_a_step_may_write_into_the_output_of_the_one_before() -> None:
@@ -378,10 +375,7 @@ def test_parameters_that_get_no_gradient_are_one_line(caplog: pytest.LogCaptureF
     def forward(self: Transformer, x_BTD: Tensor) -> Tensor:
         return Transformer.forward(self, x_BTD) + self.gate * x_BTD + self.fixed.detach()
 
-    def none(self: Transformer, batch: int) -> Any:
-        raise NotImplementedError
-
-    layer = of_others(forward=forward, init_state=none)
+    layer = of_others(forward=forward, init_state=Layer.init_state)
     layer.gate, layer.fixed = (torch.nn.Parameter(torch.zeros(16)) for _ in range(2))
     layer.spare = torch.nn.Linear(16, 16)
     for _task in range(2):

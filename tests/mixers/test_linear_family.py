@@ -38,13 +38,6 @@ def sequence(length: int = LENGTH) -> Tensor:
     return torch.randn(length, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def convolve(y: Tensor, convolution: ShortConvolution) -> Tensor:
-    """PyTorch's convolution of (T, D), zeros before the first position."""
-    weight, bias = convolution.weight_DW, convolution.bias_D
-    padded = F.pad(y.T, (weight.shape[1] - 1, 0))
-    return F.conv1d(padded[None], weight[:, None], bias, groups=len(weight))[0].T
-
-
 @pytest.mark.parametrize(
     ("name", "values"),
     [*((name, {}) for name in FAMILY), *((name, {"negative_eigenvalues": True}) for name in WITH_SWITCH)],
@@ -64,7 +57,9 @@ def test_decoding_over_several_chunks_equals_the_parallel_pass(name: str, values
 def test_short_convolution_equals_that_of_pytorch(length: int, size: int, bias: bool) -> None:
     torch.manual_seed(0)
     convolution, x = ShortConvolution(WIDTH, size, bias).double(), sequence(length)
-    want, state, steps = convolve(x, convolution), convolution.init_state(1), []
+    padded, weight = F.pad(x.T, (size - 1, 0)), convolution.weight_DW[:, None]
+    want = F.conv1d(padded[None], weight, convolution.bias_D, groups=WIDTH)[0].T
+    state, steps = convolution.init_state(1), []
     for x_D in x:
         y, state = convolution.step(x_D[None], state)
         steps.append(y[0])

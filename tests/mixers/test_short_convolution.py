@@ -1,6 +1,5 @@
 """The convolution before any layer: step form, reach, costs, and what the layer inside reads."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -23,13 +22,6 @@ each_mixer = pytest.mark.parametrize("name", MIXERS)
 
 class PositionWise(Layer):
     """A user's layer that sees its own position alone; its state has a name that the convolution's might have."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class Config(Layer.Config):
-        """None."""
-
-    family = "none"
-    paper = "new here"
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return x_BTD.tanh()

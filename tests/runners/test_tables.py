@@ -1,6 +1,7 @@
 """Names, numbers and costs in the cells of tables."""
 
 import io
+from collections.abc import Callable
 
 import pytest
 from rich.console import Console
@@ -16,11 +17,18 @@ def test_costs_are_cells_whether_counted_or_read_from_a_record() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0"), (999, "999"), (1000, "1.00k"), (99_999, "100k"), (999_999, "1.00M"), (1_234_567, "1.23M")],
+    ("write", "number", "text"),
+    [
+        *((abbreviated, *pair) for pair in ((0, "0"), (999, "999"), (1000, "1.00k"), (99_999, "100k"))),
+        *((abbreviated, *pair) for pair in ((999_999, "1.00M"), (1_234_567, "1.23M"))),
+        *((ordinal, *pair) for pair in ((1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"))),
+        *((ordinal, *pair) for pair in ((11, "11th"), (13, "13th"), (22, "22nd"))),
+    ],
 )
-def test_short_numbers_have_three_digits(number: int, text: str) -> None:
-    assert abbreviated(number) == text
+def test_numbers_have_three_digits_and_places_their_endings(
+    write: Callable[[int], str], number: int, text: str
+) -> None:
+    assert write(number) == text
 
 
 @pytest.mark.parametrize(
@@ -35,10 +43,3 @@ def test_a_narrow_column_breaks_a_name_before_words_alone(name: str, width: int,
     console = Console(width=width, file=io.StringIO())
     console.print(Name(name), overflow="fold")
     assert [line.rstrip() for line in console.file.getvalue().splitlines()] == lines
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (13, "13th"), (22, "22nd")]
-)
-def test_ordinals(number: int, text: str) -> None:
-    assert ordinal(number) == text

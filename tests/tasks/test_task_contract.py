@@ -257,18 +257,8 @@ class Coin(Task):
 
     sides: ClassVar[dict[str, int]] = {"train": 1000, "validation": 1000, "test": 1000, "extra": 1000}
     name = "coin"
-
-    @property
-    def vocab_size(self) -> int:
-        return 4000
-
-    @property
-    def answer_count(self) -> int:
-        return 4000
-
-    @property
-    def extrapolation_names(self) -> tuple[str, ...]:
-        return ("extra",)
+    vocab_size = answer_count = 4000
+    extrapolation_names = ("extra",)
 
     def sample(self, rng: np.random.Generator, n: int, split: str) -> Batch:
         offset = 0 if self.sides[split] < 1000 else 1000 * list(self.sides).index(split)

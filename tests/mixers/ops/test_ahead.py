@@ -1,6 +1,8 @@
 """Kernels of a trace are compiled before they are launched. A driver that only names a GPU stands for one."""
 
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -118,14 +120,11 @@ def test_a_kernel_that_does_not_compile_stops_the_launch_but_not_the_trace(kerne
         kernel[(1,)](torch.zeros(32), 7, W=33)
 
 
-def test_elsewhere_a_trace_compiles_nothing(kernel: Any) -> None:
-    with without_launches():
-        kernel[(1,)](torch.zeros(32), 7, W=32)
-    assert kernel.compile.threads == []
-
-
-def test_without_a_gpu_nothing_is_compiled(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with compiling_ahead(), without_launches():
+@pytest.mark.parametrize(("ahead", "has_gpu"), [(nullcontext, True), (compiling_ahead, False)])
+def test_elsewhere_and_without_a_gpu_a_trace_compiles_nothing(
+    ahead: Callable[[], AbstractContextManager[None]], has_gpu: bool, kernel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    with ahead(), without_launches():
         kernel[(1,)](torch.zeros(32), 7, W=32)
     assert kernel.compile.threads == []

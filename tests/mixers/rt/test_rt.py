@@ -86,10 +86,21 @@ def test_a_block_as_long_as_the_sequence_is_the_transformer(implementation: str,
     torch.testing.assert_close(rt(x), transformer(x), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 31, 32, 50])
-@pytest.mark.parametrize(("kv_norm", "k_norm"), [(True, True), (False, True), (True, False)])
-def test_tiled_equals_naive_in_output_and_every_gradient(length: int, kv_norm: bool, k_norm: bool) -> None:
-    assert_equal_to_oracle("tiled", *case(2, 2, length, kv_norm=kv_norm, k_norm=k_norm), scale=0.7, block=1)
+@pytest.mark.parametrize(
+    ("runs", "length", "norms", "scale", "block"),
+    [
+        *(
+            (2, length, {"kv_norm": kv_norm, "k_norm": k_norm}, 0.7, 1)
+            for length in (1, 2, 7, 31, 32, 50)
+            for kv_norm, k_norm in ((True, True), (False, True), (True, False))
+        ),
+        *((1, length, {}, 1.0, block) for length in (1, 7, 64) for block in (2, 3, 200)),
+    ],
+)
+def test_tiled_equals_naive_in_output_and_every_gradient(
+    runs: int, length: int, norms: dict[str, bool], scale: float, block: int
+) -> None:
+    assert_equal_to_oracle("tiled", *case(runs, 2, length, **norms), scale=scale, block=block)
 
 
 @pytest.mark.parametrize("implementation", ["tiled", NATIVE])
@@ -102,12 +113,6 @@ def test_fake_tensors_have_shapes_alone(implementation: str) -> None:
         z.sum().backward()
     assert z.shape == x.shape
     assert x.grad.shape == x.shape
-
-
-@pytest.mark.parametrize("length", [1, 7, 64])
-@pytest.mark.parametrize("block", [2, 3, 200])
-def test_tiled_equals_naive_in_blocks(length: int, block: int) -> None:
-    assert_equal_to_oracle("tiled", *case(1, 2, length), scale=1.0, block=block)
 
 
 def test_passes_gradcheck() -> None:

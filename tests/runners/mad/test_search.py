@@ -76,11 +76,6 @@ def altered(monkeypatch: pytest.MonkeyPatch, change: Callable[[Run, Result], Res
     monkeypatch.setattr(search, "train", train)
 
 
-def scored(result: Result, value: float) -> Result:
-    """The result with another token accuracy on validation."""
-    return replace(result, validation=replace(result.validation, token_accuracy=value))
-
-
 @pytest.mark.parametrize("storage", [None, "sqlite:///{}/studies.db"])
 def test_the_grid_runs_once_and_a_larger_one_only_what_is_missing(
     tmp_path: Path, started: list[list[Run]], storage: str | None
@@ -164,7 +159,7 @@ def test_where_a_further_seed_diverges_the_next_best_point_is_repeated(
     def diverging(run: Run, result: Result) -> Result:
         if run.seed == 1 and run.lr == 1e-3:
             return replace(result, diverged_step=3, validation=None)
-        return scored(result, 1 - run.lr)
+        return replace(result, validation=replace(result.validation, token_accuracy=1 - run.lr))
 
     altered(monkeypatch, diverging)
     grid: dict[str, Any] = {"lr": (1e-3, 2e-3, 5e-3), "weight_decay": (0.0,)}

@@ -3,7 +3,7 @@
 import errno
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,28 +115,23 @@ def test_a_checkpoint_of_parameters_in_another_order_is_not_resumed(
     assert_equal(whole, again)
 
 
-def in_step(number: int, act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
-    """Have something done when the training step of that number, counted from 1, begins."""
-    steps_taken: list[int] = []
-    train_step = Ensemble.train_step
-
-    def acting(members: Ensemble, *batch: Tensor) -> Tensor:
-        steps_taken.append(1)
-        if len(steps_taken) == number:
-            act()
-        return train_step(members, *batch)
-
-    patch.setattr(Ensemble, "train_step", acting)
-
-
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_after_the_step_and_training_goes_on_bitwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
 ) -> None:
     whole = train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path / "whole"))
     before = signal.getsignal(number)
+    steps_taken: list[int] = []
+    train_step = Ensemble.train_step
+
+    def signalled(members: Ensemble, *batch: Tensor) -> Tensor:
+        steps_taken.append(1)
+        if len(steps_taken) == 6:
+            os.kill(os.getpid(), number)
+        return train_step(members, *batch)
+
     with monkeypatch.context() as patch:
-        in_step(6, lambda: os.kill(os.getpid(), number), patch)
+        patch.setattr(Ensemble, "train_step", signalled)
         with pytest.raises(StoppedError, match="after step 6:") as stop:
             train(build, TASK, PROTOCOL, RUNS, CPU, paths(tmp_path))
     assert stop.value.status == status
