@@ -4,6 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from mixers.base import log_once
+
+
+@pytest.fixture(autouse=True)
+def nothing_said() -> None:
+    """What is said once a process is said in this test, whatever others have met."""
+    log_once.cache_clear()
+
 
 @pytest.fixture
 def nan_filled_scratch(monkeypatch: pytest.MonkeyPatch) -> None:

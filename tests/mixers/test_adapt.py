@@ -10,7 +10,7 @@ import torch
 
 from mixers import ContractError, Shape, build, costs, find_mixer
 from mixers.adapt import adapt
-from mixers.base import decayed, log_once
+from mixers.base import decayed
 from tests.mixers import strangers
 
 NAME = "tests.mixers.strangers"
@@ -158,7 +158,6 @@ def test_a_class_is_adapted_once() -> None:
 
 
 def test_a_layer_without_a_step_form_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    log_once.cache_clear()
     layer = build(f"{NAME}:GatedToy", width=16)
     for use in (lambda: layer.init_state(1), lambda: layer.step(torch.zeros(1, 16), {})):
         with pytest.raises(NotImplementedError, match="GatedToy has no step form: a class derived from"):

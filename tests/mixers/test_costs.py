@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixers import MIXERS
-from mixers.base import Layer, Shape, State, log_once
+from mixers.base import Layer, Shape, State
 from mixers.costs import (
     LENGTHS,
     Costs,
@@ -217,7 +217,6 @@ def test_costs_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_cannot_be_counted_is_unknown_and_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    log_once.cache_clear()  # other tests may have met a layer of this name
     figures = costs(GPUOnly, GPUOnly.Config(), SHAPE)
     assert (figures.state_floats, figures.flops_per_token) == (None, None)
     assert "FLOPs over 128 positions of GPUOnly not counted: RuntimeError: CUDA is needed" in caplog.text

@@ -102,7 +102,6 @@ def modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Nvrtc, Dri
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cuda.log_once.cache_clear()
     return nvrtc, driver
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from mixers.base import log_once
 from mixers.ops.native import library, norm
 from tests.runners.processes import wait_for
 
@@ -51,7 +50,6 @@ def test_a_compiler_that_hangs_is_ended_with_its_children_and_tried_once(
     monkeypatch.setattr(library, "_hanging", set())
     monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    log_once.cache_clear()
     source = Path(norm.__file__).with_suffix(".c")
     assert library.compiled(source, torch.float64) is library.compiled(source, torch.float32) is None
     assert sum(limits) == 30

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 triton = pytest.importorskip("triton")
 
-from mixers.base import log_once  # noqa: E402
 from mixers.ops.kernels.chunked_recurrence import chunked_recurrence_method  # noqa: E402
 from mixers.ops.kernels.linear_recurrence import recurrence_method  # noqa: E402
 from mixers.ops.kernels.matrix_chunks import fits_chunks, matrix_chunks_method  # noqa: E402
@@ -170,7 +169,6 @@ def test_weights_interpreted(shape: tuple[int, int, int, int]) -> None:
 
 
 def test_sizes_without_a_kernel_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    log_once.cache_clear()
     assert fits_chunks(256, 256)
     assert not fits_chunks(64, 300)
     assert not fits_chunks(300, 300)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from mixers.base import Shape, log_once
+from mixers.base import Shape
 from mixers.ops.native.norm import norm_library
 from mixers.ops.norm import naive_rms_norm, rms_norm
 from mixers.rt.dispatch import choose
@@ -166,7 +166,6 @@ def test_without_a_compiler_tiled_runs_and_only_who_asks_for_native_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     x = torch.randn(1, 4, 96)
-    log_once.cache_clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for compiler in ("no-such-compiler", "false", 'cc "'):
         monkeypatch.setenv("CC", compiler)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.func import vmap
 
-from mixers.base import Shape, log_once
+from mixers.base import Shape
 from mixers.ops.attention import alibi_slopes
 from mixers.rt.dispatch import choose, recurrence
 from mixers.rt.layer import RecurrentTransformer
@@ -142,7 +142,6 @@ def test_tiled_adds_alibi_in_float32_to_logits_of_bfloat16() -> None:
 
 def test_inputs_of_16_bits_on_a_gpu_run_in_plain_pytorch_and_it_says_why(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("triton")
-    log_once.cache_clear()
     layer = RecurrentTransformer(RecurrentTransformer.Config(), Shape(width=128, mlp_width=512))
     with FakeTensorMode():
         x = torch.zeros(1, 4, 128, device="cuda", dtype=torch.bfloat16)
@@ -156,7 +155,6 @@ def test_an_unsupported_shape_says_why_it_falls_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pytest.importorskip("triton")
-    log_once.cache_clear()
     q = torch.zeros(1, 4, 96)
     assert choose("naive", q, 64, 4, 1) == "naive"
     for _ in range(2):
