@@ -79,7 +79,7 @@ def unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[object]
 
     def find(host: object, *_: object, **__: object) -> NoReturn:
         hosts.append(host)
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not figures")
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", find)
     monkeypatch.setattr("time.sleep", lambda _seconds: None)

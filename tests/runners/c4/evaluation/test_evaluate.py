@@ -132,7 +132,7 @@ def test_evaluating_leaves_the_model_as_it_was(model: LanguageModel, training: b
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 12, 13, 100, 2001, 25_000])
-@pytest.mark.parametrize("evaluations", [1, 2, 5, 12, 40])
+@pytest.mark.parametrize("evaluations", [1, 2, 5, 8, 12, 40])
 def test_evaluations_grow_by_like_factors_to_the_last_step(steps: int, evaluations: int) -> None:
     points = log_spaced(steps, evaluations)
     assert len(points) == min(steps, evaluations)
