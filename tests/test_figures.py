@@ -93,6 +93,25 @@ def test_as_many_layers_have_all_tasks_as_the_pages_say(page: Path) -> None:
     assert f" {len(trained())} layers have been trained on all ten tasks." in " ".join(page.read_text().split())
 
 
+@pytest.mark.parametrize(
+    ("claim", "said"),
+    [
+        ("profile-first", r"(\d+ share)"),
+        ("mean-rank-ties-rt", r"(RT is \w+)"),
+        ("mean-rank-ties-transformer", r"(\d+th)"),
+        ("mean-rank-ties-behind", r"^(\d+) of"),
+        ("small-language-models", r"lowest loss (of \d+)"),
+        ("small-language-models", r"RT the (\w+ lowest)"),
+    ],
+)
+def test_the_places_in_the_readme_are_those_of_claims(claim: str, said: str) -> None:
+    """Whole numbers and words, which are not compared with claims elsewhere."""
+    [text] = [row["claim"] for row in claims() if row["name"] == claim]
+    [word] = re.findall(said, text)
+    findings = README.read_text(encoding="utf-8").partition("## What was found")[2].partition("\n## ")[0]
+    assert re.search(rf"\b{word}\b", findings)
+
+
 def language_models() -> dict[str, dict[str, float]]:
     """Mean losses of each layer's language model over the seeds of its learning rate, and its costs."""
     found = {}

@@ -145,8 +145,8 @@ def evaluate_items(
         totals = [total for _, (total, _) in mine]
         normalised = [y / len(text.removeprefix(" ")) for y, text in zip(totals, item.continuations, strict=True)]
 
-        right += totals.index(max(totals)) == item.gold
-        right_normalised += normalised.index(max(normalised)) == item.gold
+        right += _is_best(totals, item.gold)
+        right_normalised += _is_best(normalised, item.gold)
         gold_nats.append(-totals[item.gold])
         gold_tokens += len(mine[item.gold][0].continuation)
         gold_bytes += len(item.continuations[item.gold].encode())
@@ -167,6 +167,11 @@ def evaluate_items(
         "gold_nats": nats / len(items),
         "gold_bits_per_byte": nats / math.log(2) / gold_bytes,
     }
+
+
+def _is_best(scores: Sequence[float], gold: int) -> bool:
+    """Return whether choice ``gold`` is the first one with the largest score; false if any score is NaN."""
+    return not any(map(math.isnan, scores)) and max(range(len(scores)), key=scores.__getitem__) == gold
 
 
 def wilson_interval(right: int, count: int) -> tuple[float, float]:
