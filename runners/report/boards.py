@@ -141,8 +141,8 @@ class Board:
 
     def place_on(self, row: str, task: str) -> str:
         """Return the place of a row on a task in words, as "3rd of 21, 5 tied" with those whose intervals overlap."""
-        cells = [cell for cell in self.of_task(task) if cell.row in self.ranks(task)]
-        mine = self.cells[row, task]
+        ranks, mine = self.ranks(task), self.cells[row, task]
+        cells = [cell for cell in self.of_task(task) if cell.row in ranks]
         place = 1 + sum(cell.value > mine.value for cell in cells)
         tied = sum(cell.share[1] <= mine.share[2] and mine.share[1] <= cell.share[2] for cell in cells) - 1
         return f"{ordinal(place)} of {len(cells)}, {tied} tied"
