@@ -43,10 +43,10 @@ float32's epsilon. In the kernels, all logarithms are to base 2.
     a, b           (R, B, T N, H, K)    caller          ends, products, rows_bwd
     bonus          (R, H, K)            caller          products, rows_bwd             float32
     c              (tiles, C, G)        ends            products, states, rows_bwd     float32
-    q_in           (tiles, C, K)        ends            outputs, states_bwd
-    b_in           (tiles, C, K)        ends            solve                          with b
-    x_out          (tiles, C, K)        ends            states, products_bwd
-    k_out          (tiles, C, K)        ends            states_fwd, products_bwd       with a
+    q_in           (tiles, C, K)        ends            outputs, states_bwd            these four with decays;
+    b_in           (tiles, C, K)        ends            solve                          without, rows of the caller
+    x_out          (tiles, C, K)        ends            states, products_bwd           stand for them
+    k_out          (tiles, C, K)        ends            states_fwd, products_bwd
     qx             (tiles, C, C)        products        outputs, states_bwd, products_bwd
     bx             (tiles, C, C)        products        solve                          with b; float32
     qk             (tiles, C, C)        products        outputs, products_bwd          with a
@@ -164,6 +164,23 @@ def _load_tile(
     e = first + tl.arange(0, E)
     at_CE = t_C[:, None] * K + e[None, :]
     return tl.load(pointer + tile.to(tl.int64) * (C * K) + at_CE, (e < K)[None, :], 0.0)
+
+
+@triton.jit
+def _load_part(
+    pointer: tl.tensor,
+    tile: tl.tensor,
+    t_C: tl.tensor,
+    row_C: tl.tensor,
+    live_C: tl.tensor,
+    first: int,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    E: tl.constexpr,
+):
+    """E channels of rows of a tile that ``ends`` has written; without decays these are the caller's."""
+    return _load(pointer, row_C, live_C, first, K, E) if G == 0 else _load_tile(pointer, tile, t_C, first, C, K, E)
 
 
 @triton.jit
@@ -485,6 +502,7 @@ def chunks_solve_kernel(
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
+    G: tl.constexpr,
     N: tl.constexpr,
     C: tl.constexpr,
     E: tl.constexpr,
@@ -500,7 +518,9 @@ def chunks_solve_kernel(
         x_CC = inverse(-_load_tile(bx_ptr, tile, t, 0, C, C, C), C, PRECISION).to(v_ptr.dtype.element_ty)
         _store_tile(inverse_ptr, tile, t, x_CC, 0, C, C, C)
     for first in range(0, K, E):
-        w_CE = _dot(x_CC, _load_tile(b_in_ptr, tile, t, first, C, K, E))
+        w_CE = _dot(x_CC, _load_part(b_in_ptr, tile, t, pair_C, live_C, first, C, K, G, E))
+        if (G == 0) and (bk_ptr is None):  # the caller's b stand for -b
+            w_CE = -w_CE
         _store_tile(w_ptr, tile, t, w_CE, first, C, K, E)
 
     if bx_ptr is not None:
@@ -561,10 +581,10 @@ def chunks_states_fwd_kernel(
 
         # 3. Next state.
         S_JI *= tl.exp2(_load_sum(c_ptr, tile, C - 1, 0, C, K, G, I))[None, :]
-        S_JI += _dot(u_JC, _load_tile(x_out_ptr, tile, t, 0, C, K, I))
+        S_JI += _dot(u_JC, _load_part(x_out_ptr, tile, t, pair_C, live_C, 0, C, K, G, I))
         if k_out_ptr is not None:
             v_JC = tl.trans(_load(v_ptr, pair_C, live_C, j, V, J))
-            S_JI += _dot(v_JC, _load_tile(k_out_ptr, tile, t, 0, C, K, I))
+            S_JI += _dot(v_JC, _load_part(k_out_ptr, tile, t, pair_C, live_C, 0, C, K, G, I))
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -580,6 +600,7 @@ def chunks_outputs_kernel(
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
+    G: tl.constexpr,
     N: tl.constexpr,
     C: tl.constexpr,
     E: tl.constexpr,
@@ -595,7 +616,7 @@ def chunks_outputs_kernel(
     if qk_ptr is not None:
         o_CE += _dot(_load_tile(qk_ptr, tile, t, 0, C, C, C), _load(v_ptr, pair_C, live_C, j, V, E))
     for first in range(0, K, E):
-        q_CE = _load_tile(q_in_ptr, tile, t, first, C, K, E)
+        q_CE = _load_part(q_in_ptr, tile, t, row_C, query_C, first, C, K, G, E)
         o_CE += _dot(q_CE, tl.trans(_load_state(S_ptr, tile, j, first, K, V, E)))
     _store(o_ptr, row_C, query_C, o_CE, j, V, E)
 
@@ -645,17 +666,17 @@ def chunks_states_bwd_kernel(
     for back in range(chunks):
         # 1. Gradient of the state.
         tile = tl.program_id(0) * chunks + chunks - 1 - back
-        row_C, _, _, query_C, _ = _place(tile, t, T, H, C, N)
+        row_C, pair_C, live_C, query_C, _ = _place(tile, t, T, H, C, N)
         state_JI = dS_JI.to(dS_ptr.dtype.element_ty)
         _store(dS_ptr, tile.to(tl.int64) * V + j_J, j_J < V, state_JI, 0, K, I)
 
         # 2, 3. The gradients of U and of the state before.
         do_JC = tl.trans(_load(do_ptr, row_C, query_C, j, V, J)).to(state_JI.dtype)
         dS_JI *= tl.exp2(_load_sum(c_ptr, tile, C - 1, 0, C, K, G, I))[None, :]
-        dS_JI += _dot(do_JC, _load_tile(q_in_ptr, tile, t, 0, C, K, I))
+        dS_JI += _dot(do_JC, _load_part(q_in_ptr, tile, t, row_C, query_C, 0, C, K, G, I))
         if w_ptr is not None:
             du_JC = _dot(do_JC, _load_tile(qx_ptr, tile, t, 0, C, C, C))
-            du_JC += _dot(state_JI, tl.trans(_load_tile(x_out_ptr, tile, t, 0, C, K, I)))
+            du_JC += _dot(state_JI, tl.trans(_load_part(x_out_ptr, tile, t, pair_C, live_C, 0, C, K, G, I)))
             du_JC = du_JC.to(state_JI.dtype)
             _store_tile(du_ptr, tile, t, tl.trans(du_JC), j, C, V, J)
             dS_JI += _dot(du_JC, _load_tile(w_ptr, tile, t, 0, C, K, I))
@@ -683,6 +704,7 @@ def chunks_products_bwd_kernel(
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
+    G: tl.constexpr,
     N: tl.constexpr,
     C: tl.constexpr,
     E: tl.constexpr,
@@ -725,7 +747,7 @@ def chunks_products_bwd_kernel(
         if (bk_ptr is not None) or (u_ptr is None):
             out_ptr = x_out_ptr if k_out_ptr is None else k_out_ptr
             for at in range(0, K, E):
-                out_CE = _load_tile(out_ptr, tile, t, at, C, K, E)
+                out_CE = _load_part(out_ptr, tile, t, pair_C, live_C, at, C, K, G, E)
                 dv_CE += _dot(out_CE, tl.trans(_load_state(dS_ptr, tile, first, at, K, V, E)))
         _store(dv_ptr, pair_C, live_C, dv_CE, first, V, E)
 
@@ -984,13 +1006,13 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
     def forward(*tensors: Tensor | None) -> tuple[Tensors, Tensors]:
         given = contiguous(*tensors)
         q, _, v = given[:3]
-        sizes, levels, parts = _parts(given)
+        sizes, _, parts = _parts(given)
 
         # States.
-        S = q.new_empty(len(parts["q_in"]), v.shape[-1], q.shape[-1])
+        S = q.new_empty(len(parts["qx"]), v.shape[-1], q.shape[-1])
         grid, settings = _of_states(q, sizes)
         used = [parts[name] for name in ("c", "x_out", "k_out", "w", "u")]
-        chunks_states_fwd_kernel[grid](v, *used, S, **settings, G=levels["G"])
+        chunks_states_fwd_kernel[grid](v, *used, S, **settings)
 
         # Outputs.
         o = v.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype)
@@ -1011,7 +1033,7 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
         dS, du = torch.empty_like(S), None if b is None else torch.empty_like(parts["u"])
         grid, settings = _of_states(q, sizes)
         used = [parts[name] for name in ("c", "q_in", "x_out", "qx", "w")]
-        chunks_states_bwd_kernel[grid](do, *used, du, dS, **settings, G=levels["G"])
+        chunks_states_bwd_kernel[grid](do, *used, du, dS, **settings)
 
         # Values and products.
         found: list[Any] = [y if y is None else torch.empty_like(y) for y in given]
@@ -1053,15 +1075,16 @@ def _parts(given: tuple[Any, ...], *solved: Tensor) -> tuple[dict[str, Any], dic
     V, N = v.shape[-1], v.shape[2] // T
     tiles = q.shape[:2].numel() * H * triton.cdiv(T * N, CHUNK)
     G = 0 if g is None else g.shape[-1]
-    sizes = {"T": T, "H": H, "K": K, "V": V, "N": N, "C": CHUNK}
+    sizes = {"T": T, "H": H, "K": K, "V": V, "G": G, "N": N, "C": CHUNK}
     precision = "tf32" if q.dtype == torch.bfloat16 else "tf32x3"
-    levels = {"G": G, "LEVELS": 2 if G > 1 else 1, "PRECISION": precision}
+    levels = {"LEVELS": 2 if G > 1 else 1, "PRECISION": precision}
 
     # Parts of each chunk.
     widths = dict.fromkeys(("q_in", "b_in", "x_out", "k_out", "w"), K) | {"u": V}
     widths |= dict.fromkeys(("qx", "qk", "bk", "inverse"), CHUNK)
     absent = {"k_out", "qk", "bk"} if a is None else set()
     absent |= {"b_in", "inverse", "w", "u"} if b is None else {"inverse", "u"} if solved else set()
+    absent |= {"q_in", "b_in", "x_out", "k_out"} if g is None else set()
     parts = {
         "c": None if g is None else g.new_empty(tiles, CHUNK, G),
         "bx": None if b is None or solved else q.new_empty(tiles, CHUNK, CHUNK, dtype=torch.float32),
@@ -1071,9 +1094,12 @@ def _parts(given: tuple[Any, ...], *solved: Tensor) -> tuple[dict[str, Any], dic
 
     # Kernels.
     settings = {"T": T, "H": H, "K": K, "G": G, "N": N, "C": CHUNK}
-    used = [parts[name] for name in ("c", "q_in", "b_in", "x_out", "k_out")]
-    blocks = (tiles, triton.cdiv(K, BLOCK))
-    chunks_ends_kernel[blocks](q, k, g, a, b, bonus, *used, **settings, E=BLOCK, **ENDS)
+    if g is None:
+        parts |= {"q_in": q, "b_in": b, "x_out": k if a is None else a, "k_out": None if a is None else k}
+    else:
+        used = [parts[name] for name in ("c", "q_in", "b_in", "x_out", "k_out")]
+        blocks = (tiles, triton.cdiv(K, BLOCK))
+        chunks_ends_kernel[blocks](q, k, g, a, b, bonus, *used, **settings, E=BLOCK, **ENDS)
 
     used = [parts[name] for name in ("c", "qx", "bx", "qk", "bk")]
     E = max(M.value, triton.next_power_of_2(K))
