@@ -491,10 +491,13 @@ def chunks_products_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def chunks_solve_kernel(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
     v_ptr: tl.tensor,
     b_in_ptr: tl.tensor,
     bx_ptr: tl.tensor,
     bk_ptr: tl.tensor,
+    qx_ptr: tl.tensor,
     inverse_ptr: tl.tensor,
     w_ptr: tl.tensor,
     u_ptr: tl.tensor,
@@ -506,24 +509,42 @@ def chunks_solve_kernel(
     N: tl.constexpr,
     C: tl.constexpr,
     E: tl.constexpr,
+    SOLVED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """X of a chunk, W, and U for a state of zeros; W alone without bx, as the others are there then."""
+    """X of a chunk, W, and U for a state of zeros; SOLVED: X and U are there. With q also the products q x and b x."""
     tile = tl.program_id(0)
     t = tl.arange(0, C)
-    _, pair_C, live_C, _, _ = _place(tile, t, T, H, C, N)
-    if bx_ptr is None:
+    row_C, pair_C, live_C, query_C, _ = _place(tile, t, T, H, C, N)
+
+    # Products; without decays the caller's b stand for -b.
+    m_CC = tl.zeros([C, C], tl.float32)
+    if q_ptr is not None:
+        qx_CC = m_CC
+        for first in range(0, K, E):
+            x_EC = tl.trans(_load(k_ptr, pair_C, live_C, first, K, E))
+            qx_CC += _dot(_load(q_ptr, row_C, query_C, first, K, E), x_EC)
+            if not SOLVED:
+                m_CC += _dot(_load(b_in_ptr, pair_C, live_C, first, K, E), x_EC)
+        _store_tile(qx_ptr, tile, t, tl.where(t[:, None] >= t[None, :], qx_CC, 0.0), 0, C, C, C)
+        m_CC = tl.where(t[:, None] > t[None, :], m_CC, 0.0)
+    elif not SOLVED:
+        m_CC -= _load_tile(bx_ptr, tile, t, 0, C, C, C)
+
+    # X and W.
+    if SOLVED:
         x_CC = _load_tile(inverse_ptr, tile, t, 0, C, C, C)
     else:
-        x_CC = inverse(-_load_tile(bx_ptr, tile, t, 0, C, C, C), C, PRECISION).to(v_ptr.dtype.element_ty)
+        x_CC = inverse(m_CC, C, PRECISION).to(v_ptr.dtype.element_ty)
         _store_tile(inverse_ptr, tile, t, x_CC, 0, C, C, C)
     for first in range(0, K, E):
         w_CE = _dot(x_CC, _load_part(b_in_ptr, tile, t, pair_C, live_C, first, C, K, G, E))
-        if (G == 0) and (bk_ptr is None):  # the caller's b stand for -b
+        if (G == 0) and (bk_ptr is None):
             w_CE = -w_CE
         _store_tile(w_ptr, tile, t, w_CE, first, C, K, E)
 
-    if bx_ptr is not None:
+    # U.
+    if not SOLVED:
         if bk_ptr is not None:
             x_CC = _dot(x_CC, _load_tile(bk_ptr, tile, t, 0, C, C, C)).to(x_CC.dtype)
         for first in range(0, V, E):
@@ -1101,14 +1122,18 @@ def _parts(given: tuple[Any, ...], *solved: Tensor) -> tuple[dict[str, Any], dic
         blocks = (tiles, triton.cdiv(K, BLOCK))
         chunks_ends_kernel[blocks](q, k, g, a, b, bonus, *used, **settings, E=BLOCK, **ENDS)
 
-    used = [parts[name] for name in ("c", "qx", "bx", "qk", "bk")]
-    E = max(M.value, triton.next_power_of_2(K))
-    settings |= {"sequences": B, "E": E, "LEVELS": levels["LEVELS"], "num_warps": max(1, E // BLOCK), **PRODUCTS}
-    chunks_products_kernel[(tiles * (CHUNK // M.value),)](q, k, g, a, b, bonus, *used, **settings)
+    is_plain = g is None and a is None and b is not None and bonus is None
+    if not is_plain:
+        used = [parts[name] for name in ("c", "qx", "bx", "qk", "bk")]
+        E = max(M.value, triton.next_power_of_2(K))
+        settings |= {"sequences": B, "E": E, "LEVELS": levels["LEVELS"], "num_warps": max(1, E // BLOCK), **PRODUCTS}
+        chunks_products_kernel[(tiles * (CHUNK // M.value),)](q, k, g, a, b, bonus, *used, **settings)
 
     if b is not None:
-        used = [parts[name] for name in ("b_in", "bx", "bk", "inverse", "w", "u")]
-        chunks_solve_kernel[(tiles,)](v, *used, **sizes, E=BLOCK, PRECISION=precision, **SOLVE)
+        rows = (q, k) if is_plain else (None, None)
+        used = [parts[name] for name in ("b_in", "bx", "bk", "qx", "inverse", "w", "u")]
+        settings = {**sizes, "E": BLOCK, "SOLVED": bool(solved), "PRECISION": precision, **SOLVE}
+        chunks_solve_kernel[(tiles,)](*rows, v, *used, **settings)
     return sizes, levels, parts
 
 
