@@ -705,7 +705,10 @@ def chunks_states_bwd_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def chunks_products_bwd_kernel(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
     v_ptr: tl.tensor,
+    b_ptr: tl.tensor,
     x_out_ptr: tl.tensor,
     k_out_ptr: tl.tensor,
     qx_ptr: tl.tensor,
@@ -713,10 +716,14 @@ def chunks_products_bwd_kernel(
     bk_ptr: tl.tensor,
     inverse_ptr: tl.tensor,
     u_ptr: tl.tensor,
+    S_ptr: tl.tensor,
     do_ptr: tl.tensor,
     du_ptr: tl.tensor,
     dS_ptr: tl.tensor,
+    dq_ptr: tl.tensor,
+    dk_ptr: tl.tensor,
     dv_ptr: tl.tensor,
+    db_ptr: tl.tensor,
     dqx_ptr: tl.tensor,
     dbx_ptr: tl.tensor,
     dqk_ptr: tl.tensor,
@@ -730,13 +737,13 @@ def chunks_products_bwd_kernel(
     C: tl.constexpr,
     E: tl.constexpr,
 ):
-    """Gradients of a chunk's values and products.
+    """Gradients of a chunk's values and products; with q also of its other rows, as ``rows_bwd`` writes them.
 
     1. For each block of value channels:
        a. with b, write dY in place of dU;
        b. write dV;
        c. add to the gradients of the products.
-    2. Write these.
+    2. Write these, or for each block of the channels of keys, what they and the states give to queries, keys and b.
     """
     tile = tl.program_id(0)
     t = tl.arange(0, C)
@@ -745,7 +752,7 @@ def chunks_products_bwd_kernel(
     dbx_CC, dqk_CC, dbk_CC = dqx_CC, dqx_CC, dqx_CC
 
     for first in range(0, V, E):
-        do_CE = _load(do_ptr, row_C, query_C, first, V, E).to(dqx_ptr.dtype.element_ty)
+        do_CE = _load(do_ptr, row_C, query_C, first, V, E).to(dS_ptr.dtype.element_ty)
         if (bk_ptr is not None) or (u_ptr is None):
             v_CE = _load(v_ptr, pair_C, live_C, first, V, E)
 
@@ -780,13 +787,32 @@ def chunks_products_bwd_kernel(
             dqk_CC += _dot(do_CE, tl.trans(v_CE))
             dbk_CC += _dot(dy_CE, tl.trans(v_CE))
 
-    # 2. Products.
-    _store_tile(dqx_ptr, tile, t, dqx_CC, 0, C, C, C)
-    if u_ptr is not None:
-        _store_tile(dbx_ptr, tile, t, dbx_CC, 0, C, C, C)
-    if bk_ptr is not None:
-        _store_tile(dqk_ptr, tile, t, dqk_CC, 0, C, C, C)
-        _store_tile(dbk_ptr, tile, t, dbk_CC, 0, C, C, C)
+    # 2. Products or rows. Other threads of this program wrote dY, hence the barrier; the caller's b stand for -b.
+    if q_ptr is not None:
+        tl.debug_barrier()
+        dqx_CC = tl.where(t[:, None] >= t[None, :], dqx_CC, 0.0).to(dS_ptr.dtype.element_ty)
+        dbx_CC = tl.where(t[:, None] > t[None, :], dbx_CC, 0.0).to(dS_ptr.dtype.element_ty)
+        for at in range(0, K, E):
+            k_CE = _load(k_ptr, pair_C, live_C, at, K, E)
+            dq_CE, db_CE = _dot(dqx_CC, k_CE), _dot(dbx_CC, k_CE)
+            dk_CE = _dot(tl.trans(dqx_CC), _load(q_ptr, row_C, query_C, at, K, E))
+            dk_CE -= _dot(tl.trans(dbx_CC), _load(b_ptr, pair_C, live_C, at, K, E))
+            for first in range(0, V, E):
+                S_EE = _load_state(S_ptr, tile, first, at, K, V, E)
+                dq_CE += _dot(_load(do_ptr, row_C, query_C, first, V, E).to(dS_ptr.dtype.element_ty), S_EE)
+                db_CE += _dot(_load_tile(du_ptr, tile, t, first, C, V, E), S_EE)
+                dS_EE = _load_state(dS_ptr, tile, first, at, K, V, E)
+                dk_CE += _dot(_load_tile(u_ptr, tile, t, first, C, V, E), dS_EE)
+            _store(dq_ptr, row_C, query_C, dq_CE, at, K, E)
+            _store(dk_ptr, pair_C, live_C, dk_CE, at, K, E)
+            _store(db_ptr, pair_C, live_C, -db_CE, at, K, E)
+    else:
+        _store_tile(dqx_ptr, tile, t, dqx_CC, 0, C, C, C)
+        if u_ptr is not None:
+            _store_tile(dbx_ptr, tile, t, dbx_CC, 0, C, C, C)
+        if bk_ptr is not None:
+            _store_tile(dqk_ptr, tile, t, dqk_CC, 0, C, C, C)
+            _store_tile(dbk_ptr, tile, t, dbk_CC, 0, C, C, C)
 
 
 @triton.jit
@@ -1056,12 +1082,17 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
         used = [parts[name] for name in ("c", "q_in", "x_out", "qx", "w")]
         chunks_states_bwd_kernel[grid](do, *used, du, dS, **settings)
 
-        # Values and products.
+        # Values and products, and rows where there are no decays.
         found: list[Any] = [y if y is None else torch.empty_like(y) for y in given]
-        products = [None if y is None else torch.empty_like(parts["qx"]) for y in (q, b, a, a)]
+        is_plain = _is_plain(given)
+        products = [None if is_plain or y is None else torch.empty_like(parts["qx"]) for y in (q, b, a, a)]
+        rows = (q, given[1], v, b) if is_plain else (None, None, v, None)
+        drows = (*found[:3], found[5]) if is_plain else (None, None, found[2], None)
         settings = {**sizes, "E": BLOCK, **PRODUCTS_BWD}
         used = [parts[name] for name in ("x_out", "k_out", "qx", "qk", "bk", "inverse", "u")]
-        chunks_products_bwd_kernel[(tiles,)](v, *used, do, du, dS, found[2], *products, **settings)
+        chunks_products_bwd_kernel[(tiles,)](*rows, *used, S, do, du, dS, *drows, *products, **settings)
+        if is_plain:
+            return found
 
         # Rows.
         settings = {**sizes, **levels, "sequences": q.shape[1], **ROWS_BWD}
@@ -1106,9 +1137,10 @@ def _parts(given: tuple[Any, ...], *solved: Tensor) -> tuple[dict[str, Any], dic
     absent = {"k_out", "qk", "bk"} if a is None else set()
     absent |= {"b_in", "inverse", "w", "u"} if b is None else {"inverse", "u"} if solved else set()
     absent |= {"q_in", "b_in", "x_out", "k_out"} if g is None else set()
+    is_plain, float32 = _is_plain(given), {"dtype": torch.float32}
     parts = {
         "c": None if g is None else g.new_empty(tiles, CHUNK, G),
-        "bx": None if b is None or solved else q.new_empty(tiles, CHUNK, CHUNK, dtype=torch.float32),
+        "bx": None if b is None or solved or is_plain else q.new_empty(tiles, CHUNK, CHUNK, **float32),
         **{name: None if name in absent else q.new_empty(tiles, CHUNK, width) for name, width in widths.items()},
     }
     parts |= dict(zip(("inverse", "u"), solved, strict=False))
@@ -1122,7 +1154,6 @@ def _parts(given: tuple[Any, ...], *solved: Tensor) -> tuple[dict[str, Any], dic
         blocks = (tiles, triton.cdiv(K, BLOCK))
         chunks_ends_kernel[blocks](q, k, g, a, b, bonus, *used, **settings, E=BLOCK, **ENDS)
 
-    is_plain = g is None and a is None and b is not None and bonus is None
     if not is_plain:
         used = [parts[name] for name in ("c", "qx", "bx", "qk", "bk")]
         E = max(M.value, triton.next_power_of_2(K))
@@ -1135,6 +1166,12 @@ def _parts(given: tuple[Any, ...], *solved: Tensor) -> tuple[dict[str, Any], dic
         settings = {**sizes, "E": BLOCK, "SOLVED": bool(solved), "PRECISION": precision, **SOLVE}
         chunks_solve_kernel[(tiles,)](*rows, v, *used, **settings)
     return sizes, levels, parts
+
+
+def _is_plain(given: tuple[Any, ...]) -> bool:
+    """Whether this is the delta rule without decays, whose rows need no factors."""
+    _, _, _, g, a, b, bonus = given
+    return g is None and a is None and b is not None and bonus is None
 
 
 def _of_states(q: Tensor, sizes: dict[str, Any]) -> tuple[tuple[int, int], dict[str, Any]]:
