@@ -60,11 +60,11 @@ class Display(TrainingDisplay):
         """Move the bar to a step; without a terminal print a line if one is due."""
         task = self._bars.tasks[-1]
         self._bars.update(task.id, completed=step)
-        speed = f"{task.speed:.2f} steps/s" if task.speed else ""
-        figures = [*filter(None, (self._figures, speed))]
+        speed = [f"{task.speed:.2f} steps/s"] if task.speed else []
         left = [f"{spell(task.time_remaining)} left"] if task.time_remaining else []
-        line = f"{task.description}: step {step} of {task.total:.0f}: {'  '.join(figures + left)}"
-        self.move_bar(step, "  ".join(figures), line)
+        figures = "  ".join(filter(None, [self._figures, *speed, *left]))
+        line = f"{task.description}: step {step} of {task.total:.0f}: {figures}"
+        self.move_bar(step, self._figures, line)
 
     def finished(self, results: Sequence[Result]) -> None:
         """Close the bar, and the W&B runs with what the kept parameters reach."""
