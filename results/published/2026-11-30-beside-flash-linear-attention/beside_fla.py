@@ -2,13 +2,11 @@
 
     pip install fla-core==0.6.0
     python beside_fla.py compile      # all candidates of their kernels, in processes side by side
-    python beside_fla.py times.csv
+    python beside_fla.py times.csv delta linear GLA KDA RWKV-7
 
 Each of their kernels is tuned, 16 ms a candidate, and timed with the GPU to itself: medians of 20 passes in
-milliseconds, theirs and ours in turn, five at a time. Errors are the largest of outputs and gradients against our plain
-recurrence in float64, in shares of the norm, for 150 positions.
-
-The times in this folder are of an earlier form, with 64 channels, in which theirs got a and b of RWKV-7 exchanged.
+milliseconds, theirs and ours in turn, five at a time; launched from Python, and as CUDA graphs. Errors are the largest
+of outputs and gradients against our plain recurrence in float64, in shares of the norm, for 150 positions.
 """
 
 import os
@@ -16,6 +14,7 @@ import os
 os.environ["FLA_CACHE_RESULTS"] = "0"
 
 import csv
+import itertools
 import statistics
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -34,6 +33,8 @@ TOKENS, HEADS = 16_384, 16
 KINDS = ("delta", "linear", "GLA", "KDA", "RWKV-7", "gated delta", "scalar decay")
 CASES = [(64, 128), (64, 512), (64, 2048), (64, 8192), (128, 512), (128, 2048), (128, 8192)]
 """Channels of keys and values, and positions."""
+SHARES = 4
+"""Processes among which the candidates of a recurrence are divided."""
 
 
 def given(kind: str, B: int, T: int, K: int) -> dict[str, Tensor]:
@@ -93,45 +94,54 @@ def error(call: Any, kind: str) -> float:
     return max(float((y.double().cpu() - z).norm() / z.norm()) for y, z in pairs)
 
 
-def once(call: Any, warmup: int = 0, rep: int = 0, quantiles: Any = None, **_: Any) -> Any:
-    """In place of a measurement, where compiling is all that is wanted."""
-    call()
-    return [1.0] * len(quantiles) if quantiles else 1.0
+def compile_theirs(case: tuple[str, int, int]) -> str:
+    """Compile a share of the candidates of a recurrence's kernels."""
+    kind, K, share = case
+    seen = itertools.count()
 
+    def once(call: Any, warmup: int = 0, rep: int = 0, quantiles: Any = None, **_: Any) -> Any:
+        time = 1.0
+        if next(seen) % SHARES == share:
+            call()
+        else:
+            time = float("inf")
+        return [time] * len(quantiles) if quantiles else time
 
-def compile_theirs(case: tuple[str, int]) -> str:
-    """Compile the candidates of a recurrence."""
-    (kind, K), triton.testing.do_bench = case, once
+    triton.testing.do_bench = once
     try:
         inputs = given(kind, TOKENS // 2048, 2048, K)
         passes(partial(theirs, kind), inputs, torch.ones_like(inputs["v"]))
         torch.cuda.synchronize()
     except Exception as problem:
         return f"{kind} {K}: {problem}"
-    return f"{kind} {K}: compiled"
+    return f"{kind} {K} {share}: compiled"
 
 
-def milliseconds(calls: dict[str, Any], inputs: dict[str, Tensor], upstream: Tensor) -> tuple[dict[str, float], str]:
-    """Medians, and why there is none."""
-    times: dict[str, list[float]] = {}
-    problem = ""
-    for name, call in calls.items():
-        try:
-            for _ in range(3):
-                passes(call, inputs, upstream)
-            times[name] = []
-        except Exception as found:
-            problem = f"{name}: {str(found)[:100]}"
+def as_graph(call: Any, inputs: dict[str, Tensor], upstream: Tensor) -> Any:
+    """The passes as a CUDA graph, which a call replays."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(3):
+            passes(call, inputs, upstream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        passes(call, inputs, upstream)
+    return graph.replay
+
+
+def medians(calls: dict[str, Any]) -> dict[str, float]:
+    """Milliseconds of each call, in turn."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for name in 4 * [*times]:
         for _ in range(5):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
             start.record()
-            passes(calls[name], inputs, upstream)
+            calls[name]()
             end.record()
             end.synchronize()
             times[name].append(start.elapsed_time(end))
-    return {name: statistics.median(found) for name, found in times.items()}, problem
+    return {name: statistics.median(found) for name, found in times.items()}
 
 
 def measure(path: str) -> None:
@@ -139,27 +149,38 @@ def measure(path: str) -> None:
     triton.testing.do_bench = partial(triton.testing.do_bench, warmup=4, rep=16)
     with open(path, "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        names = "recurrence,channels,positions,ours_ms,theirs_ms,ratio,ours_error,theirs_error,problem"
-        table.writerow(names.split(","))
-        for kind in KINDS:
+        names = "ours_ms,theirs_ms,ratio,ours_graph_ms,theirs_graph_ms,graph_ratio"
+        table.writerow(f"recurrence,channels,positions,{names},ours_error,theirs_error,problem".split(","))
+        for kind in sys.argv[2:] or KINDS:
             calls = {"ours": partial(ours, kind), "theirs": partial(theirs, kind)}
             errors = {}
             for K, T in CASES:
                 inputs = given(kind, TOKENS // T, T, K)
-                times, problem = milliseconds(calls, inputs, torch.randn_like(inputs["v"]))
-                errors |= {name: error(calls[name], kind) for name in times.keys() - errors.keys()}
-                pair = [times.get(name) for name in calls]
-                ratio = times["ours"] / times["theirs"] if len(times) == 2 else None
-                numbers = [y and f"{y:.4g}" for y in (*pair, ratio, errors.get("ours"), errors.get("theirs"))]
-                table.writerow([kind, K, T, *numbers, problem])
+                upstream, launched, graphs, problem = torch.randn_like(inputs["v"]), {}, {}, ""
+                for name, call in calls.items():
+                    try:
+                        for _ in range(3):
+                            passes(call, inputs, upstream)
+                        launched[name] = partial(passes, call, inputs, upstream)
+                        graphs[name] = as_graph(call, inputs, upstream)
+                    except Exception as found:
+                        problem = f"{name}: {str(found)[:100]}"
+                errors |= {name: error(calls[name], kind) for name in launched.keys() - errors.keys()}
+                numbers = []
+                for times in (medians(launched), medians(graphs)):
+                    ratio = times["ours"] / times["theirs"] if len(times) == 2 else None
+                    numbers += [times.get("ours"), times.get("theirs"), ratio]
+                numbers += [errors.get("ours"), errors.get("theirs")]
+                table.writerow([kind, K, T, *(y and f"{y:.4g}" for y in numbers), problem])
                 file.flush()
-                print(kind, K, T, *numbers, problem, flush=True)
+                print(kind, K, T, *(y and f"{y:.3g}" for y in numbers), problem, flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "compile":
         with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
-            for line in pool.map(compile_theirs, [(kind, K) for K in (64, 128) for kind in KINDS[:5]]):
+            cases = [(kind, K, share) for K in (64, 128) for kind in KINDS[4::-1] for share in range(SHARES)]
+            for line in pool.map(compile_theirs, cases):
                 print(line, flush=True)
     else:
         measure(sys.argv[1])
