@@ -29,7 +29,7 @@ _begun: set[Any] | None = None
 _skipping = False
 """Whether ``without_launches`` is in effect."""
 _used: set[Any] = set()
-"""Operations with the shapes and types of their tensors, whose kernels were compiled together."""
+"""Operations with the widths and types of their tensors, whose kernels were compiled together."""
 
 
 def skips_launches() -> bool:
@@ -70,14 +70,14 @@ def compiling_ahead() -> Iterator[None]:
 
 
 def compile_together(method: Method, tensors: Optionals, learns: bool) -> None:
-    """Compile the kernels of an operation side by side when it first meets tensors of such shapes.
+    """Compile the kernels of an operation side by side when it first meets tensors of such widths, of any length.
 
     Args:
         method: the operation.
         tensors: its tensors.
         learns: whether its backward pass will run.
     """
-    case = (method.name, learns, *(None if y is None else (y.shape, y.dtype) for y in tensors))
+    case = (method.name, learns, *(None if y is None else (y.shape[-1:], y.dtype) for y in tensors))
     if case in _used or _begun is not None or _skipping or torch.cuda.is_current_stream_capturing():
         return
     _used.add(case)

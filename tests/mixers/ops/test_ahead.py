@@ -137,7 +137,7 @@ def test_elsewhere_and_without_a_gpu_a_trace_compiles_nothing(
 def test_an_operation_compiles_its_kernels_side_by_side_before_its_first_launch(
     kernel: Any, learns: bool, compiled: int
 ) -> None:
-    """With those of its backward pass, if that will run; once for tensors of equal shapes."""
+    """With those of its backward pass, if that will run; once for tensors of equal width."""
 
     def forward(y: Tensor) -> tuple[Tensors, Tensors]:
         kernel[(1,)](y, 7, W=32)
@@ -147,8 +147,9 @@ def test_an_operation_compiles_its_kernels_side_by_side_before_its_first_launch(
         kernel[(1,)](*gradients, 7, W=64)
         return gradients
 
-    for _ in range(2):
-        compile_together(Method(forward, backward, label=f"doubled, learns {learns}"), (torch.zeros(64),), learns)
+    for length in (1, 2):
+        tensors = (torch.zeros(length, 64),)
+        compile_together(Method(forward, backward, label=f"doubled, learns {learns}"), tensors, learns)
     threads = kernel.compile.threads
     assert len(threads) == compiled
     assert threading.main_thread().name not in threads
