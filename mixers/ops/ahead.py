@@ -16,7 +16,6 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from mixers.ops.cuda import Kernel
-from mixers.ops.method import Method, Optionals
 from mixers.ops.numerics import has_triton
 
 ALIGNMENT = 16
@@ -28,8 +27,6 @@ _begun: set[Any] | None = None
 """Kernels with their arguments whose compilation has begun, while ``compiling_ahead`` is in effect; else None."""
 _skipping = False
 """Whether ``without_launches`` is in effect."""
-_used: set[Any] = set()
-"""Operations with the widths and types of their tensors, whose kernels were compiled together."""
 
 
 def skips_launches() -> bool:
@@ -67,24 +64,6 @@ def compiling_ahead() -> Iterator[None]:
             yield
         finally:
             _begun = None
-
-
-def compile_together(method: Method, tensors: Optionals, learns: bool) -> None:
-    """Compile the kernels of an operation side by side when it first meets tensors of such widths, of any length.
-
-    Args:
-        method: the operation.
-        tensors: its tensors.
-        learns: whether its backward pass will run.
-    """
-    case = (method.name, learns, *(None if y is None else (y.shape[-1:], y.dtype) for y in tensors))
-    if case in _used or _begun is not None or _skipping or torch.cuda.is_current_stream_capturing():
-        return
-    _used.add(case)
-    with compiling_ahead(), without_launches():
-        outputs, saved = method.forward(*tensors)
-        if learns:
-            method.backward(outputs, tensors, outputs, saved)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
-from mixers.ops.ahead import compile_together, without_launches
+from mixers.ops.ahead import without_launches
 from mixers.ops.method import Method, Optionals, Tensors
 from mixers.ops.replay import replayed_backward, replayed_forward
 
@@ -65,14 +65,10 @@ def operators_of(methods: list[Method]) -> Iterator[None]:
         _methods = before
 
 
-def run_forward(method: Method, tensors: Optionals, learns: bool) -> tuple[Tensors, Tensors]:
-    """Return ``method.forward(*tensors)``, or what stands for it in a trace; the backward pass follows if it learns."""
+def run_forward(method: Method, tensors: Optionals) -> tuple[Tensors, Tensors]:
+    """Return ``method.forward(*tensors)``, or what stands for it in a trace."""
     if not _tracing:
-        if method.recipe is not None:
-            return replayed_forward(method, tensors)
-        if any(y is not None and y.is_cuda for y in tensors):
-            compile_together(method, tensors, learns)
-        return method.forward(*tensors)
+        return method.forward(*tensors) if method.recipe is None else replayed_forward(method, tensors)
     number = _operator(method)
     results = _placed(torch.ops.mixers.forward(number, tensors), tensors)
     return results[: method.outputs], results[method.outputs :]

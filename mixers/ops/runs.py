@@ -53,10 +53,9 @@ class _OverRuns(torch.autograd.Function):
     @staticmethod
     @signed
     def forward(method: Method, stacked: bool, *tensors: Tensor | None) -> Tensors:
-        learns = any(y is not None and y.requires_grad for y in tensors)
         tensors = tensors if stacked else _lifted(tensors)
         with _no_autocast(*tensors):
-            outputs, saved = run_forward(method, tensors, learns)
+            outputs, saved = run_forward(method, tensors)
         if stacked:  # autograd needs a view of an input that is returned, not the input itself
             outputs = tuple(y.view_as(y) if any(y is given for given in tensors) else y for y in outputs)
         else:  # in place, because a caller cannot write into a view; but an input that is returned stays as it is

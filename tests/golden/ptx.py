@@ -89,7 +89,7 @@ def build(mixer: str, options: dict[str, Any], width: int) -> LanguageModel:
         return LanguageModel(layer, layer.Config(**options), shape, 64)
 
 
-def forward_and_backward(method: Method, tensors: Any, _: bool) -> Any:
+def forward_and_backward(method: Method, tensors: Any) -> Any:
     """Compute an operation and its gradients: PyTorch's CPU build has no autograd for tensors of a GPU."""
     outputs, saved = method.forward(*tensors)
     method.backward(tuple(map(torch.empty_like, outputs)), tensors, outputs, saved)

@@ -2,7 +2,8 @@
 
     PYTHONPATH=.:results/published/2026-11-30-beside-flash-linear-attention python first_use.py first-use.csv
 
-The context of the GPU exists before; modules that are imported at the first use count.
+The context of the GPU exists before; modules that are imported at the first use count. The published column
+"seconds_side_by_side" is of a change that was not kept, with 8 cores in place of 14.
 """
 
 import csv

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 triton = pytest.importorskip("triton")
@@ -16,8 +15,7 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.driver import driver  # noqa: E402
 
-from mixers.ops.ahead import compile_together, compiling_ahead, without_launches  # noqa: E402
-from mixers.ops.method import Method, Optionals, Tensors  # noqa: E402
+from mixers.ops.ahead import compiling_ahead, without_launches  # noqa: E402
 
 
 class NamedGpu:
@@ -55,7 +53,6 @@ class Compiler:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(driver, "_active", NamedGpu())
     monkeypatch.setattr(triton.compiler, "compile", Compiler())
     kernel = triton.JITFunction(double_kernel)
@@ -131,25 +128,3 @@ def test_elsewhere_and_without_a_gpu_a_trace_compiles_nothing(
     with ahead(), without_launches():
         kernel[(1,)](torch.zeros(32), 7, W=32)
     assert kernel.compile.threads == []
-
-
-@pytest.mark.parametrize(("learns", "compiled"), [(True, 2), (False, 1)])
-def test_an_operation_compiles_its_kernels_side_by_side_before_its_first_launch(
-    kernel: Any, learns: bool, compiled: int
-) -> None:
-    """With those of its backward pass, if that will run; once for tensors of equal width."""
-
-    def forward(y: Tensor) -> tuple[Tensors, Tensors]:
-        kernel[(1,)](y, 7, W=32)
-        return (y,), ()
-
-    def backward(gradients: Tensors, *_: Any) -> Optionals:
-        kernel[(1,)](*gradients, 7, W=64)
-        return gradients
-
-    for length in (1, 2):
-        tensors = (torch.zeros(length, 64),)
-        compile_together(Method(forward, backward, label=f"doubled, learns {learns}"), tensors, learns)
-    threads = kernel.compile.threads
-    assert len(threads) == compiled
-    assert threading.main_thread().name not in threads
