@@ -7,7 +7,7 @@ step whose launches are skipped; its numbers mean nothing.
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -51,14 +51,13 @@ def compiling_ahead() -> Iterator[None]:
         return
 
     from triton import AsyncCompileMode
+    from triton.runtime._async_compile import active_mode
 
     global _begun
     # Triton's mode is that of one thread, in which backward passes must run, too.
-    with (
-        torch.autograd.set_multithreading_enabled(False),
-        ThreadPoolExecutor() as threads,
-        AsyncCompileMode(threads, ignore_errors=True),
-    ):
+    with torch.autograd.set_multithreading_enabled(False), ThreadPoolExecutor() as threads, ExitStack() as stack:
+        stack.callback(active_mode.set, None)  # an interrupt while it waits, as in a notebook, would leave it active
+        stack.enter_context(AsyncCompileMode(threads, ignore_errors=True))
         _begun = set()
         try:
             yield

@@ -128,3 +128,16 @@ def test_elsewhere_and_without_a_gpu_a_trace_compiles_nothing(
     with ahead(), without_launches():
         kernel[(1,)](torch.zeros(32), 7, W=32)
     assert kernel.compile.threads == []
+
+
+def test_an_interrupt_while_kernels_are_compiled_leaves_nothing_behind(
+    kernel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Compiler, "__call__", interrupted)
+    with pytest.raises(KeyboardInterrupt), compiling_ahead(), without_launches():
+        kernel[(1,)](torch.zeros(32), 7, W=32)
+    with compiling_ahead():
+        pass
