@@ -14,7 +14,7 @@ rows of a run, M the rows of a tile, and E the width padded to a power of two. L
 
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -61,6 +61,33 @@ def launches_early(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device)[0] >= 9
+
+
+class GpuLimits(NamedTuple):
+    """Properties of a GPU on which settings of kernels depend.
+
+    Attributes:
+        multiprocessors: number of multiprocessors.
+        memory: largest shared memory of a program in bytes.
+        early_launch: whether a kernel can be launched before the previous one has ended.
+    """
+
+    multiprocessors: int
+    memory: int
+    early_launch: bool
+
+
+@cache
+def gpu_limits(device: torch.device) -> GpuLimits:
+    """Return the limits of a GPU; for the CPU, where kernels run in Triton's interpreter, those of an H200."""
+    if device.type != "cuda":
+        return GpuLimits(multiprocessors=132, memory=232448, early_launch=False)
+    properties = torch.cuda.get_device_properties(device)
+    return GpuLimits(
+        multiprocessors=properties.multi_processor_count,
+        memory=getattr(properties, "shared_memory_per_block_optin", 65536),
+        early_launch=launches_early(device),
+    )
 
 
 @triton.jit

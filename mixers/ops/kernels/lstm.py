@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from mixers.ops.kernels.common import kernels_take, product, square
+from mixers.ops.kernels.common import gpu_limits, kernels_take, product, square
 from mixers.ops.kernels.products import group_sum, rows_products
 from mixers.ops.method import Method, Optionals, Tensors
 
@@ -298,13 +298,7 @@ def tiles(R: int, B: int, w: Tensor) -> tuple[int, dict[str, Any]]:
     Tiles of 16 sequences are the fastest while every program has a multiprocessor. Tiles of 32 leave no registers for
     weights that are read at every position.
     """
-    multiprocessors, memory = 132, 232448
-    if w.is_cuda:
-        properties = torch.cuda.get_device_properties(w.device)
-        multiprocessors = properties.multi_processor_count
-        memory = getattr(properties, "shared_memory_per_block_optin", 65536)
-
-    size = w[0].nbytes
-    pinned = size <= PINNED_BYTES and size + 32768 <= memory
-    M = 32 if pinned and R * triton.cdiv(B, 16) > multiprocessors else 16
+    limits, size = gpu_limits(w.device), w[0].nbytes
+    pinned = size <= PINNED_BYTES and size + 32768 <= limits.memory
+    M = 32 if pinned and R * triton.cdiv(B, 16) > limits.multiprocessors else 16
     return triton.cdiv(B, M), {"D": w.shape[-1], "M": M, "PINNED": pinned, "num_warps": 8}

@@ -84,7 +84,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixers.ops.kernels.common import LOG2E, MASKED, contiguous, kernels_take
+from mixers.ops.kernels.common import LOG2E, MASKED, contiguous, gpu_limits, kernels_take
 from mixers.ops.kernels.path_attention import inverse
 from mixers.ops.method import Method, Optionals, Tensors
 
@@ -1175,9 +1175,14 @@ def _is_plain(given: tuple[Any, ...]) -> bool:
 
 
 def _of_states(q: Tensor, sizes: dict[str, Any]) -> tuple[tuple[int, int], dict[str, Any]]:
-    """Return grid and settings of the kernels that go from chunk to chunk; rows in float32 leave no room to wait."""
+    """Return grid and settings of the kernels that go from chunk to chunk.
+
+    Rows in float32 leave no room to wait, and a GPU with less than 128 KiB for a program half of it.
+    """
     I = max(BLOCK, triton.next_power_of_2(sizes["K"]))
     stages = 1 if q.dtype == torch.float32 else 4 if I == BLOCK else 2
+    if stages > 1 and gpu_limits(q.device).memory < 131072:
+        stages //= 2
     settings = {**sizes, "I": I, "num_stages": stages, **STATES}
     return (q.shape[:2].numel() * sizes["H"], triton.cdiv(sizes["V"], settings["J"])), settings
 

@@ -32,12 +32,13 @@ import torch
 import triton
 from torch import Tensor
 
+from mixers.ops.kernels.common import gpu_limits
 from mixers.ops.kernels.products import group_sum, rows_products, through_gain
 from mixers.rt.fused.backward_loop import rt_bwd_kernel
 from mixers.rt.fused.exchange import mailbox
 from mixers.rt.fused.forward_loop import rt_fwd_kernel
 from mixers.rt.fused.padding import PaddedSizes
-from mixers.rt.fused.tiles import choose_tiles, gpu_limits
+from mixers.rt.fused.tiles import choose_tiles
 from mixers.rt.naive import Weights
 from mixers.rt.past_kernels import past_bwd_kernel, past_fwd_kernel, query_bwd_kernel
 

@@ -1,27 +1,12 @@
 """Compile-time settings of the fused kernels, chosen for a GPU and the sizes of a layer."""
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
 import triton
 
-from mixers.ops.kernels.common import Settings, launches_early
+from mixers.ops.kernels.common import GpuLimits, Settings, gpu_limits
 from mixers.rt.fused.padding import CHUNK, PaddedSizes
-
-
-class GpuLimits(NamedTuple):
-    """Properties of a GPU on which the settings depend.
-
-    Attributes:
-        multiprocessors: number of multiprocessors.
-        memory: largest shared memory of a program in bytes.
-        early_launch: whether a kernel can be launched before the previous one has ended.
-    """
-
-    multiprocessors: int
-    memory: int
-    early_launch: bool
 
 
 class Tiles(NamedTuple):
@@ -32,19 +17,6 @@ class Tiles(NamedTuple):
     past_fwd: Settings
     past_bwd: Settings
     query_bwd: Settings
-
-
-@cache
-def gpu_limits(device: torch.device) -> GpuLimits:
-    """Return the limits of a GPU; for the CPU, where kernels run in Triton's interpreter, those of an H200."""
-    if device.type != "cuda":
-        return GpuLimits(multiprocessors=132, memory=232448, early_launch=False)
-    properties = torch.cuda.get_device_properties(device)
-    return GpuLimits(
-        multiprocessors=properties.multi_processor_count,
-        memory=getattr(properties, "shared_memory_per_block_optin", 65536),
-        early_launch=launches_early(device),
-    )
 
 
 def choose_tiles(B: int, R: int, sizes: PaddedSizes, dtype: torch.dtype, device: torch.device) -> Tiles:

@@ -13,6 +13,7 @@ triton = pytest.importorskip("triton")
 
 from mixers.base import Shape  # noqa: E402
 from mixers.feedback_transformer import FeedbackTransformer  # noqa: E402
+from mixers.ops.kernels import common  # noqa: E402
 from mixers.rt.dispatch import choose  # noqa: E402
 from mixers.rt.fused import passes, tiles  # noqa: E402
 from mixers.rt.fused.padding import PaddedSizes  # noqa: E402
@@ -225,7 +226,7 @@ def test_unsupported_says_why(
 )
 def test_settings_suit_the_gpu(multiprocessors: int, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that wait for each other must be on the GPU at once, and pinned weights must fit into shared memory."""
-    limits = tiles.GpuLimits(multiprocessors, memory, early_launch=False)
+    limits = common.GpuLimits(multiprocessors, memory, early_launch=False)
     monkeypatch.setattr(tiles, "gpu_limits", lambda device: limits)
     shares = []
     widths = ((64, 256), (128, 512), (128, 384), (128, 192), (256, 1024))
