@@ -2,11 +2,12 @@
 
     python -m tests.golden.ptx --check    # compare with tests/golden/ptx.json; exit status 1 if a kernel differs
     python -m tests.golden.ptx --write    # replace the file after a wanted change
+    python -m tests.golden.ptx --fits     # exit status 1 if a kernel needs more shared memory than other GPUs have
 
-No GPU is needed. Models are called on fake tensors of a Hopper GPU, forward and backward. Each launch of a Triton
-kernel compiles it to PTX instead, for its first two specialisations. The layers that the file names come first, so that
-a new layer changes no specialisation of an old kernel. PTX depends on Triton's version, so that only PTX of the stored
-version is compared.
+No GPU is needed. Models are called on fake tensors of a Hopper GPU, or a smaller one, forward and backward. Each launch
+of a Triton kernel compiles it to PTX instead, for its first two specialisations. The layers that the file names come
+first, so that a new layer changes no specialisation of an old kernel. PTX depends on Triton's version, so that only PTX
+of the stored version is compared.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -37,6 +38,7 @@ from mixers.base import Shape
 from mixers.decoding import Decoder
 from mixers.models import LanguageModel
 from mixers.ops import runs
+from mixers.ops.kernels.common import gpu_limits
 from mixers.ops.linear_recurrence import MANY
 from mixers.ops.method import Method
 from runners.mad.training.ensemble import Ensemble, mean_cross_entropy
@@ -46,14 +48,18 @@ FILE = Path(__file__).with_name("ptx.json")
 SPECIALISATIONS = 2
 """Largest number of specialisations of a kernel that are compiled."""
 GPU = torch.device("cuda", 0)
-PROPERTIES = SimpleNamespace(multi_processor_count=132, shared_memory_per_block_optin=232448, major=9, minor=0)
-"""Properties of an H100."""
-NAMED = SimpleNamespace(
-    get_current_target=lambda: GPUTarget("cuda", 90, 32),
-    get_current_device=lambda: 0,
-    get_current_stream=lambda device: 0,
-)
-"""What Triton asks of a driver before it compiles."""
+
+
+class Kind(NamedTuple):
+    """Compute capability of a GPU, its multiprocessors, and the largest shared memory of a program in bytes."""
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    memory: int
+
+
+H100 = Kind((9, 0), 132, 232448)
+OTHERS = {"A100": Kind((8, 0), 108, 166912), "RTX 4090": Kind((8, 9), 128, 101376)}
 
 
 def layers() -> list[str]:
@@ -96,17 +102,27 @@ def forward_and_backward(method: Method, tensors: Any) -> Any:
     return outputs, saved
 
 
-def ptx_of_kernels() -> dict[str, list[str]]:
-    """Return the hashes of each kernel's PTX, by the name of its file and its own."""
-    found: dict[str, dict[str, None]] = {}
-    run = triton.JITFunction.run
+def compiled_kernels(gpu: Kind) -> dict[str, dict[str, int]]:
+    """Return bytes of shared memory by the hash of the PTX, of each kernel by the name of its file and its own."""
+    gpu_limits.cache_clear()
+    found: dict[str, dict[str, int]] = {}
+    run, (major, minor) = triton.JITFunction.run, gpu.capability
 
     def compile(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **settings: Any) -> None:
-        hashes = found.setdefault(f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}", {})
-        if len(hashes) < SPECIALISATIONS:
+        sizes = found.setdefault(f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}", {})
+        if len(sizes) < SPECIALISATIONS:
             mocked = tree_map_only(Tensor, lambda y: MockTensor(y.dtype), (arguments, settings))
-            ptx = run(kernel, *mocked[0], grid=grid, warmup=True, **mocked[1]).asm["ptx"]
-            hashes[sha256(plain(ptx).encode()).hexdigest()] = None
+            compiled = run(kernel, *mocked[0], grid=grid, warmup=True, **mocked[1])
+            sizes[sha256(plain(compiled.asm["ptx"]).encode()).hexdigest()] = compiled.metadata.shared
+
+    properties = SimpleNamespace(
+        multi_processor_count=gpu.multiprocessors, shared_memory_per_block_optin=gpu.memory, major=major, minor=minor
+    )
+    asked = SimpleNamespace(  # what Triton asks of a driver before it compiles
+        get_current_target=lambda: GPUTarget("cuda", 10 * major + minor, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+    )
 
     # PyTorch's CPU build lacks the device guard of CUDA. That of meta tensors, which does nothing, stands for it.
     if torch.version.cuda is None:
@@ -117,11 +133,11 @@ def ptx_of_kernels() -> dict[str, list[str]]:
     with (
         tempfile.TemporaryDirectory() as triton.knobs.cache.dir,
         patch.object(triton.knobs.compilation, "disable_line_info", True),
-        patch.object(driver, "_active", NAMED),
+        patch.object(driver, "_active", asked),
         patch.object(CUDABackend, "make_cubin", lambda *_: b""),
         patch.object(triton.JITFunction, "run", compile),
-        patch.object(torch.cuda, "get_device_properties", lambda *_: PROPERTIES),
-        patch.object(torch.cuda, "get_device_capability", lambda *_: (9, 0)),
+        patch.object(torch.cuda, "get_device_properties", lambda *_: properties),
+        patch.object(torch.cuda, "get_device_capability", lambda *_: gpu.capability),
         patch.object(torch.cuda, "is_bf16_supported", lambda *_: True),
         patch("runners.mad.training.ensemble.equal", lambda *_: True),  # fake buffers have no values
         patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False),
@@ -134,7 +150,22 @@ def ptx_of_kernels() -> dict[str, list[str]]:
             train(*model)
         for mixer, batch in product(("transformer", "rt"), (1, 4)):
             Decoder(build(mixer, {}, 128), batch, 64).compute()
-    return {name: [*hashes] for name, hashes in sorted(found.items())}
+    return dict(sorted(found.items()))
+
+
+def ptx_of_kernels() -> dict[str, list[str]]:
+    """Return the hashes of each kernel's PTX."""
+    return {name: [*sizes] for name, sizes in compiled_kernels(H100).items()}
+
+
+def too_large() -> list[str]:
+    """Return a line for each kernel that needs more shared memory than one of the other GPUs has."""
+    return [
+        f"{name} needs {max(sizes.values()):,} bytes of shared memory, of which {gpu} has {kind.memory:,}"
+        for gpu, kind in OTHERS.items()
+        for name, sizes in compiled_kernels(kind).items()
+        if max(sizes.values()) > kind.memory
+    ]
 
 
 def plain(ptx: str) -> str:
@@ -148,6 +179,11 @@ def main() -> int:
         found = {"triton": triton.__version__, "layers": layers(), "kernels": ptx_of_kernels()}
         FILE.write_text(json.dumps(found, indent=1) + "\n")
         return 0
+
+    if sys.argv[1:] == ["--fits"]:
+        lines = too_large()
+        print(f"{len(lines)} kernels are too large", *lines, sep="\n")
+        return len(lines) > 0
 
     stored = json.loads(FILE.read_text())
     if stored["triton"] != triton.__version__:

@@ -33,8 +33,9 @@ def test_every_layer_and_task_is_rehearsed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-def test_kernels_compile_to_the_stored_ptx() -> None:
-    command, compiled = [sys.executable, "-m", "tests.golden.ptx", "--check"], {"TRITON_INTERPRET": "0"}
+@pytest.mark.parametrize("option", ["--check", "--fits"])
+def test_kernels_compile_to_the_stored_ptx_and_fit_other_gpus(option: str) -> None:
+    command, compiled = [sys.executable, "-m", "tests.golden.ptx", option], {"TRITON_INTERPRET": "0"}
     done = subprocess.run(command, cwd=ROOT, env=os.environ | compiled, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -39,7 +39,7 @@ import triton
 from torch import Tensor
 
 from mixers.ops.kernels.block_attention import block_attention_method, pair_gradients
-from mixers.ops.kernels.common import contiguous, kernels_take
+from mixers.ops.kernels.common import contiguous, gpu_limits, kernels_take
 from mixers.ops.kernels.memory_backward import memory_bwd_kernel
 from mixers.ops.kernels.memory_forward import memory_fwd_kernel
 from mixers.ops.kernels.products import group_sum, rows_products, through_gain
@@ -95,7 +95,7 @@ def memory_attention_method(heads: int, scale: float, earlier: int) -> Method:
 
     def prepared(y: _Inputs) -> tuple[Any, ...]:
         """Tensors as the loops read them; numbers of sequences, positions, segments and of a segment; settings."""
-        (R, B, P, D), T, C = y.memory.shape, y.k.shape[2], y.bias.shape[1] - y.memory.shape[2]
+        (_, B, P, D), T, C = y.memory.shape, y.k.shape[2], y.bias.shape[1] - y.memory.shape[2]
         settings = {
             "D": D,
             "K": D // heads,
@@ -104,7 +104,7 @@ def memory_attention_method(heads: int, scale: float, earlier: int) -> Method:
             "QK_NORM": y.weights.q_norm_D is not None,
         }
         tensors = contiguous(y.memory, y.k, y.v, y.bias[0], y.w)
-        return tensors, (B, T, triton.cdiv(T, C), C), settings | _tile(R, B * P, y.w.dtype)
+        return tensors, (B, T, triton.cdiv(T, C), C), settings | _tile(y.w, B * P, D)
 
     def forward(*tensors: Any) -> tuple[Tensors, Tensors]:
         inputs = _Inputs.of(*tensors)
@@ -168,15 +168,16 @@ def memory_attention_method(heads: int, scale: float, earlier: int) -> Method:
     return Method(forward, backward)
 
 
-def _tile(R: int, rows: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Tile of both kernels for R runs.
+def _tile(w: Tensor, rows: int, D: int) -> dict[str, Any]:
+    """Tile of both kernels for the runs of w; a program holds the four square matrices, if its memory does.
 
     Tiles of 32 rows spill registers, but are 10% faster than tiles of 16 with more programs than multiprocessors.
     """
-    if dtype == torch.float32:
+    if w.dtype == torch.float32:
         return {"M": 16, "J": 8, "W": 32, "PINNED": False, "num_warps": 8}
-    M = 16 if R * triton.cdiv(rows, 16) <= PROGRAMS else 32
-    return {"M": M, "J": 128 // M, "W": 64, "PINNED": True, "num_warps": 8}
+    M = 16 if len(w) * triton.cdiv(rows, 16) <= PROGRAMS else 32
+    pinned = 4 * D * D * w.element_size() + 49152 <= gpu_limits(w.device).memory
+    return {"M": M, "J": 128 // M, "W": 64, "PINNED": pinned, "num_warps": 8}
 
 
 def _gains(weights: LayerWeights, output_RD: Tensor) -> Tensor:
