@@ -46,7 +46,7 @@ float32's epsilon. In the kernels, all logarithms are to base 2.
     q_in           (tiles, C, K)        ends            outputs, states_bwd            these four with decays;
     b_in           (tiles, C, K)        ends            solve                          without, rows of the caller
     x_out          (tiles, C, K)        ends            states, products_bwd           stand for them
-    k_out          (tiles, C, K)        ends            states_fwd, products_bwd
+    k_out          (tiles, C, K)        ends            states_fwd, products_bwd       with a
     qx             (tiles, C, C)        products        outputs, states_bwd, products_bwd
     bx             (tiles, C, C)        products        solve                          with b; float32
     qk             (tiles, C, C)        products        outputs, products_bwd          with a
@@ -68,6 +68,10 @@ float32's epsilon. In the kernels, all logarithms are to base 2.
 A tile is a chunk of a head of a sequence. Only the states go from chunk to chunk, in programs of J of the V channels;
 all else is computed for all chunks at once, in blocks of E channels. The backward pass is given what the forward pass
 has kept, each part about as large as the values, and calls ``ends``, ``products`` and ``solve`` again for the others.
+
+Without decays ``ends`` is not needed. The delta rule without decays needs no ``products`` and no ``rows_bwd`` either:
+``solve`` reads q, k and b and writes qx, and ``products_bwd``, which also reads q, k, b and S, writes dq, dk and db; bx
+and the gradients of products stay on the chip.
 
 Kernels with decays between rows have one warp and blocks of M rows: they hold few numbers at once, so that registers
 suffice, warps need not wait for one another, and pairs of blocks of which the right one is later are left out. Programs
