@@ -1141,10 +1141,10 @@ def _parts(given: tuple[Any, ...], *solved: Tensor) -> tuple[dict[str, Any], dic
     absent = {"k_out", "qk", "bk"} if a is None else set()
     absent |= {"b_in", "inverse", "w", "u"} if b is None else {"inverse", "u"} if solved else set()
     absent |= {"q_in", "b_in", "x_out", "k_out"} if g is None else set()
-    is_plain, float32 = _is_plain(given), {"dtype": torch.float32}
+    is_plain = _is_plain(given)
     parts = {
         "c": None if g is None else g.new_empty(tiles, CHUNK, G),
-        "bx": None if b is None or solved or is_plain else q.new_empty(tiles, CHUNK, CHUNK, **float32),
+        "bx": None if b is None or solved or is_plain else q.new_empty(tiles, CHUNK, CHUNK, dtype=torch.float32),
         **{name: None if name in absent else q.new_empty(tiles, CHUNK, width) for name, width in widths.items()},
     }
     parts |= dict(zip(("inverse", "u"), solved, strict=False))

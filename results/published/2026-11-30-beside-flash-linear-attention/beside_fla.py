@@ -157,6 +157,8 @@ def measure(path: str) -> None:
             for K, T in CASES:
                 inputs = given(kind, TOKENS // T, T, K)
                 upstream, launched, graphs, problem = torch.randn_like(inputs["v"]), {}, {}, ""
+
+                # Tune both, and record their graphs.
                 for name, call in calls.items():
                     try:
                         for _ in range(3):
@@ -165,12 +167,15 @@ def measure(path: str) -> None:
                         graphs[name] = as_graph(call, inputs, upstream)
                     except Exception as found:
                         problem = f"{name}: {str(found)[:100]}"
+
+                # Errors, once a recurrence, and times.
                 errors |= {name: error(calls[name], kind) for name in launched.keys() - errors.keys()}
                 numbers = []
                 for times in (medians(launched), medians(graphs)):
                     ratio = times["ours"] / times["theirs"] if len(times) == 2 else None
                     numbers += [times.get("ours"), times.get("theirs"), ratio]
                 numbers += [errors.get("ours"), errors.get("theirs")]
+
                 table.writerow([kind, K, T, *(y and f"{y:.4g}" for y in numbers), problem])
                 file.flush()
                 print(kind, K, T, *(y and f"{y:.3g}" for y in numbers), problem, flush=True)
