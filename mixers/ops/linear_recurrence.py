@@ -26,8 +26,9 @@ from mixers.ops.numerics import at_least_float32, no_autocast, runs_fused
 from mixers.ops.runs import over_runs
 
 CHUNK = 16
-MANY = 1024
-"""Pairs of key and value of a sequence from which products of chunks are faster than a loop over positions."""
+MANY, MANY_WITHOUT_DECAYS = 1024, 128
+"""Pairs of key and value of a sequence from which products of chunks are faster than a loop over positions; the second
+for the delta rule without decays, whose products take fewer launches, with keys of 64 channels."""
 STRONGEST = -60.0
 """Logarithm of the strongest decay that differs from zero. With stronger ones, running sums would lose precision."""
 
@@ -58,7 +59,7 @@ def matrix_recurrence(
             bfloat16.
     """
     if runs_fused(q_BTHK):
-        from mixers.ops.kernels.chunked_recurrence import VALUES, chunked_recurrence_method
+        from mixers.ops.kernels.chunked_recurrence import chunked_recurrence_method, fits_blocks
         from mixers.ops.kernels.linear_recurrence import fits_recurrence, recurrence_method
         from mixers.ops.kernels.matrix_chunks import fits_chunks, matrix_chunks_method
 
@@ -68,12 +69,14 @@ def matrix_recurrence(
             g, bonus = at_least_float32(g_BTHK), at_least_float32(bonus_HK)
 
             # A loop over positions is slow with wide states. With one decay per head, products of chunks are exact.
-            narrow = fits_recurrence(q.shape[-1], v.shape[-1])
-            if narrow and v.shape[-1] == VALUES and b is None and bonus is None and (g is None or g.shape[-1] == 1):
+            one_decay = b is None and bonus is None and (g is None or g.shape[-1] == 1)
+            if one_decay and fits_blocks(q.shape[-1], v.shape[-1], q.device):
                 g = None if g is None else g.clamp(min=STRONGEST)
                 return over_runs(chunked_recurrence_method(torch.bfloat16), q, k, v, g)[0]
             q, k = (y.expand(*y.shape[:2], v.shape[2], -1) for y in (q, k))
-            if narrow and k.shape[1] < MANY:
+            delta_rule = g is None and a is None and b is not None and q.shape[-1] == 64
+            many = MANY_WITHOUT_DECAYS if delta_rule else MANY
+            if fits_recurrence(q.shape[-1], v.shape[-1]) and k.shape[1] < many:
                 return over_runs(recurrence_method(torch.bfloat16), q, k, v, g, a, b, bonus)[0]
             return over_runs(matrix_chunks_method(torch.bfloat16), q.bfloat16(), k, v, g, a, b, bonus)[0]
 

@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 triton = pytest.importorskip("triton")
 
+from mixers.ops.kernels import chunked_recurrence  # noqa: E402
 from mixers.ops.kernels.chunked_recurrence import chunked_recurrence_method  # noqa: E402
+from mixers.ops.kernels.common import GpuLimits  # noqa: E402
 from mixers.ops.kernels.linear_recurrence import recurrence_method  # noqa: E402
 from mixers.ops.kernels.matrix_chunks import fits_chunks, matrix_chunks_method  # noqa: E402
 from mixers.ops.linear_recurrence import matrix_recurrence, weighted_recurrence  # noqa: E402
@@ -149,6 +151,16 @@ def test_chunks_interpreted(kernels: Callable[..., Method], kind: str, shape: tu
     assert max(errors(results(tensors, torch.float32, kernels), results(tensors, None))) <= ROUNDED_SUMS
 
 
+@interpreted
+@pytest.mark.parametrize("kind", ["linear attention", "RetNet", *SHARED])
+def test_segments_and_blocks_of_values_interpreted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three segments, the last of which ends inside a chunk; two blocks of values."""
+    monkeypatch.setattr(chunked_recurrence, "SHORTEST", 64)
+    tensors = draw((KINDS | SHARED)[kind]._replace(V=128), 2, 1, 300, 2)
+    found = results(tensors, torch.float32, chunked_recurrence_method)
+    assert max(errors(found, results(tensors, None))) <= ROUNDED_SUMS
+
+
 def outputs_and_gradients(operation: Callable[..., Any], tensors: Sequence[Tensor]) -> list[Tensor]:
     leaves = [y.detach().requires_grad_() for y in tensors]
     outputs = vmap(operation)(*leaves)
@@ -252,7 +264,7 @@ def test_chunks_in_bfloat16(kernels: Callable[..., Method], kind: str, scale: in
 
 @pytest.mark.gpu
 @on_gpu
-@pytest.mark.parametrize("V", [24, 64])
+@pytest.mark.parametrize("V", [24, 64, 128])
 @pytest.mark.parametrize("T", [32, 128])
 @pytest.mark.parametrize("row", [520, 528])
 @pytest.mark.parametrize("operation", [matrix_recurrence, weighted_recurrence])
@@ -277,3 +289,14 @@ def test_as_in_a_search(operation: Callable[..., Any], row: int, T: int, V: int)
 def test_repeats_bitwise(kernels: Callable[..., Method]) -> None:
     tensors = draw(KINDS["RetNet" if kernels is chunked_recurrence_method else "everything"], 3, 16, 100, 4, 8)
     check_repeats(lambda: results(tensors, torch.bfloat16, kernels))
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("kind", ["DeltaNet", "KDA", "RWKV-7"])
+def test_settings_of_smaller_gpus_change_no_number(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = draw(KINDS[kind], 2, 5, 200, 4, 8)
+    expected = results(tensors, torch.bfloat16, matrix_chunks_method)
+    limits = GpuLimits(20, 101376, early_launch=False)
+    monkeypatch.setattr("mixers.ops.kernels.matrix_chunks.gpu_limits", lambda _: limits)
+    assert max(errors(results(tensors, torch.bfloat16, matrix_chunks_method), expected)) <= 2**-8

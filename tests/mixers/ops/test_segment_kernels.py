@@ -21,6 +21,7 @@ from mixers.ops.attention import alibi_slopes, forgetting_mean  # noqa: E402
 from mixers.ops.block_attention import block_attention  # noqa: E402
 from mixers.ops.kernels.attention import forgetting_attention_method  # noqa: E402
 from mixers.ops.kernels.block_attention import block_attention_method  # noqa: E402
+from mixers.ops.kernels.common import GpuLimits  # noqa: E402
 from mixers.ops.kernels.layer_loop import rounded_maps  # noqa: E402
 from mixers.ops.kernels.memory import fits_memory, memory_attention_method  # noqa: E402
 from mixers.ops.kernels.memory_loop import memory_loop_method  # noqa: E402
@@ -417,3 +418,13 @@ def test_bfloat16_is_as_exact_as_plain_pytorch(name: str) -> None:
 def test_bitwise_repeatable(name: str) -> None:
     case = LARGE[name]()
     check_repeats(partial(fused, case, torch.bfloat16))
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("name", [name for name in LARGE if name.startswith("memory")])
+def test_settings_of_smaller_gpus_change_no_number(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = LARGE[name]()
+    expected = fused(case, torch.bfloat16)
+    monkeypatch.setattr("mixers.ops.kernels.memory.gpu_limits", lambda _: GpuLimits(20, 101376, early_launch=False))
+    assert max(errors(fused(case, torch.bfloat16), expected)) <= 2**-8
