@@ -38,6 +38,7 @@ from mixers.base import Shape
 from mixers.decoding import Decoder
 from mixers.models import LanguageModel
 from mixers.ops import runs
+from mixers.ops.kernels.chunked_recurrence import LEAST_SEGMENTS, SHORTEST
 from mixers.ops.kernels.common import gpu_limits
 from mixers.ops.linear_recurrence import MANY
 from mixers.ops.method import Method
@@ -77,6 +78,7 @@ def models() -> Iterator[tuple[str, dict[str, Any], int, int]]:
         yield mixer, {}, 128, MANY
     for mixer, width in (("lstm", 96), ("transformer-fam", 256)):
         yield mixer, {}, width, 64
+    yield "linear-attention", {"heads": 2}, 128, LEAST_SEGMENTS * SHORTEST
 
 
 def train(mixer: str, options: dict[str, Any], width: int, positions: int) -> None:
