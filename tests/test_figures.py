@@ -15,6 +15,8 @@ import pytest
 from scipy.stats import rankdata, spearmanr
 
 from mixers import MIXERS
+from runners.c4.reference.rows import chosen_rate, open_places
+from runners.records import read_all
 from tasks import PUBLISHED
 from tests.runners.mad.made_up import as_shown, interval_of
 
@@ -125,9 +127,37 @@ def language_models() -> dict[str, dict[str, float]]:
             "training_loss": fmean(run["curve"]["train_loss"][-1] for run in chosen),
             "parameters": chosen[0]["settings"]["parameters_without_embeddings"],
             "lr": rate,
-            "flops": 3 * chosen[0]["flops_per_token"]["512"],
         }
     return found
+
+
+AT_30M = {
+    "rt-6": "RT, 6 × 640 | 3.049",
+    "transformer-6": "Transformer, 6 × 640 | 3.097",
+    "transformer-12": "Transformer, 12 × 448 | 3.067",
+    "rt-3": "RT, 3 × 896 | –",
+    "rt-6-no-persistent-norm": "RT without norm | worse",
+    "rt-6-beta2-0.99": "RT, β2 0.99 | –",
+    "rt-6-equal-time": "RT in the Transformer's time, 108M | –",
+}
+"""Models that were compared when text was read 6.3 times and once, and the paper's results."""
+
+
+def test_the_models_at_30m_follow_from_their_files() -> None:
+    def shown(path: Path) -> str:
+        if not path.exists():
+            return "–"
+        runs = [record for _, record in read_all(path)]
+        best = [run for run in runs if run.lr == chosen_rate(runs)]
+        losses = [fmean(run.metrics[name]["loss"] for run in best) for name in ("validation", "training")]
+        return "{:.3f} {:.3f}".format(*losses) + "†" * bool(open_places(runs))
+
+    folders = [REFERENCE / "language-models" / name for name in ("rt-against-transformer", "read-once")]
+    rows = [
+        " | ".join([f"| {start}", *(shown(folder / f"{name}.jsonl") for folder in folders)]) + " |"
+        for name, start in AT_30M.items()
+    ]
+    assert "\n".join(rows) in (ROOT / "docs" / "language-models.md").read_text(encoding="utf-8")
 
 
 def runs_of(path: Path) -> list[dict[str, Any]]:
@@ -151,7 +181,7 @@ def test_the_language_models_among_the_results_follow_from_their_files() -> None
     models = language_models()
     ranks = mean_ranks([*models])
     rows = [
-        f"| `{layer}` | {model['parameters'] / 1e6:.2f}M | {model['flops'] / 1e6:.1f}M "
+        f"| `{layer}` | {model['parameters'] / 1e6:.2f}M "
         f"| {model['lr']:g}{'*' * (model['lr'] == 0.1)} "
         f"| {model['training_loss']:.3f} | {model['validation_loss']:.3f} | {model['recall_loss']:.2f} "
         f"| {ranks[layer]:.1f} |"

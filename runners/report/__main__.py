@@ -29,7 +29,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from runners import records
 from runners.benchmarks import read_benchmarks, steps_of_layers
-from runners.c4.reference.rows import AGAINST, RATES
+from runners.c4.reference.rows import AGAINST, EXPERIMENTS, RATES
 from runners.ending import run_command, user_errors
 from runners.files import write_atomically
 from runners.mad.profile import seed_scores
@@ -121,6 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise ValueError(f"{folder} holds no language models of runners.c4.reference: give its --folder")
         models = language.read_models(folder, alike=True)
         against = language.read_models(folder / AGAINST, alike=False)
+        once = language.read_models(folder / EXPERIMENTS["read-once"].folder, alike=False)
         published, claims = REFERENCE.parent / "published", REFERENCE.parent / "claims.csv"
         benchmarks = read_benchmarks(options.out) | read_benchmarks(published)
         steps, wide, claim = steps_of_layers(benchmarks), wide_steps(benchmarks), read_claims(claims)
@@ -129,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         pages: dict[str, dict[str, Any]] = {
             "index": first_page(boards) | {"glance": map(claim, GLANCE), "models": models, "text": folder},
             **{board.name: {"board": board} for board in boards},
-            "language": language_page(models, against) | {"text": options.language_models},
+            "language": language_page(models, against, once) | {"text": options.language_models},
             "correlations": correlations_page(boards, models, scores),
             "paper": {"claims": papers_claims(claim), "results": REFERENCE.parent},
             "claims": {"claims": claims_table(claims), "file": claims},
@@ -164,20 +165,23 @@ def first_page(boards: Sequence[Board]) -> dict[str, Any]:
     }
 
 
-def language_page(models: Mapping[str, language.Model], against: Mapping[str, language.Model]) -> dict[str, Any]:
+def language_page(
+    models: Mapping[str, language.Model], against: Mapping[str, language.Model], once: Mapping[str, language.Model]
+) -> dict[str, Any]:
     """Return what the page of language models shows.
 
     Args:
         models: language models of every layer.
         against: language models of RT and the Transformer.
+        once: those that read each token once.
     """
     finished, done = ({n: m for n, m in of.items() if m.finished and m.lr} for of in (models, against))
     return {
         "models": models,
-        "against": against,
         "of_layers": curves.loss_pictures(curves.panels_of_families(finished)),
         "of_rt": curves.loss_pictures(curves.panels_at_30m(done)),
-        "runs": language.table_of_runs(against),
+        "at_30m": {"RT against the Transformer at 30M parameters": against, "Text read once": once},
+        "table_of_runs": language.table_of_runs,
         "losses": language.LOSSES,
         "rates": RATES,
     }

@@ -38,7 +38,7 @@ def measure(D: int, H: int, B: int, T: int, block: int) -> float:
 if __name__ == "__main__":
     with open(sys.argv[1], "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow("width,heads,sequences,positions,block,milliseconds".split(","))
+        table.writerow(["width", "heads", "sequences", "positions", "block", "milliseconds"])
         for case in CASES:
             for block in (1, 4, 16):
                 table.writerow([*case, block, f"{measure(*case, block):.3f}"])

@@ -30,7 +30,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         runs = [cell(row, "parity", [y, y], preset="profile", difficulty=n, study=name) for n, name in rungs]
         write_cell(folder, [run for of_rung in runs for run in of_rung])
         write_model(folder / "reference" / "language-models", row, 4 - y)
-        write_model(folder / "reference" / "language-models" / "rt-against-transformer", row, 3 - y)
+        for name in ("rt-against-transformer", "read-once"):
+            write_model(folder / "reference" / "language-models" / name, row, 3 - y)
     write_study(folder, cell("my_layer:MyLayer", "parity", [0.8, 0.85], study="MyLayer parity"))
     narrow = bench({"transformer": 2.0, "rt": 5.0}, length=128, runs=30)
     wide = bench({"transformer": 8.0, "deltanet": 20.0, "rt": 52.0}, width=1024, batch_size=32, length=512)

@@ -96,7 +96,7 @@ WITHOUT = {"fox", "path", "mlstm", "kda", "gdn2", "deltaproduct", "mamba3", "sls
 
 
 def test_the_shipped_records_are_those_of_the_rows() -> None:
-    """All other rows are finished but the variants in the authors' parametrisation, and those of a text read once."""
+    """All are finished but the variants in the authors' parametrisation, and those of a text read once."""
     for folder, models in configs().items():
         for name, config, options in models:
             file = reference.TRAINED_REFERENCE / "language-models" / folder / f"{name}.jsonl"
@@ -104,7 +104,7 @@ def test_the_shipped_records_are_those_of_the_rows() -> None:
                 assert name in WITHOUT or name in EXPERIMENTS["variants-authors"].rows or folder == "read-once"
                 continue
             model = reference.Model(name=name, config=config, options=options, file=file)
-            assert open_places(model.records()) == []
+            assert folder == "read-once" or open_places(model.records()) == []
             for record in model.records():
                 assert (record.study, record.layer) == (name, variant_label(config.mixer, options, 1))
                 known = {key: getattr(record, key) for key in reference.settings_of(config, options)}
