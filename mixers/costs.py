@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -240,11 +241,11 @@ def attempt(
 
 @contextmanager
 def _unfused() -> Iterator[None]:
-    """Turn off fused CPU attention and LSTM, which hide their products from ``FlopCounterMode``."""
+    """Turn off attention, LSTM and recurrences for CPUs that hide their products from ``FlopCounterMode``."""
     mkldnn: Any = torch.backends.mkldnn
     before, mkldnn.enabled = mkldnn.enabled, False
     try:
-        with sdpa_kernel(SDPBackend.MATH):
+        with sdpa_kernel(SDPBackend.MATH), patch("mixers.ops.linear_recurrence.runs_in_c", lambda *_: False):
             yield
     finally:
         mkldnn.enabled = before

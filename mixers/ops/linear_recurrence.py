@@ -13,6 +13,9 @@ This is KDA and Gated DeltaNet-2. It is the first form with -k and exp(g) b in p
 have N pairs of key and value, which are written one after the other, as in DeltaProduct: the decay acts before the
 first of them, and the query reads after the last.
 
+On a CPU it is computed in C where there is a compiler, in float32. Float64 is always computed in plain PyTorch, which
+proves the C code and the kernels.
+
 Dimensions beside those of ``mixers.base``: V channels of a value in a head, C positions of a chunk, N chunks, or pairs
 of a position.
 """
@@ -22,6 +25,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn import functional as F
 
+from mixers.ops.native.recurrence import METHOD, runs_in_c
 from mixers.ops.numerics import at_least_float32, no_autocast, runs_fused
 from mixers.ops.runs import over_runs
 
@@ -80,10 +84,13 @@ def matrix_recurrence(
                 return over_runs(recurrence_method(torch.bfloat16), q, k, v, g, a, b, bonus)[0]
             return over_runs(matrix_chunks_method(torch.bfloat16), q.bfloat16(), k, v, g, a, b, bonus)[0]
 
-    g_BTHK = None if g_BTHK is None else g_BTHK.clamp(min=STRONGEST)
     tensors = (q_BTHK, k_BTHK, v_BTHV, g_BTHK, a_BTHK, b_BTHK, bonus_HK)
     with no_autocast(q_BTHK.device):
         q, k, v, g, a, b, bonus = map(at_least_float32, tensors)
+        q_all, k_all = (y.expand(*y.shape[:2], v.shape[2], -1) for y in (q, k))
+        if runs_in_c(q_all, k_all, v, g, a, b, bonus):
+            return over_runs(METHOD, q_all, k_all, v, g, a, b, bonus)[0]
+        g = None if g is None else g.clamp(min=STRONGEST)
         if a is None and b is not None:
             return _by_pairs(q, k, v, g, b)
         return _chunked(q, k, v, g, a, b, bonus)

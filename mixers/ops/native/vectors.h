@@ -10,6 +10,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __SSE__
+#include <xmmintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 #define BYTES 64
 #elif defined(__AVX__)
@@ -38,4 +42,22 @@ static REAL dot(const REAL *a, const REAL *b, int64_t count) {
     REAL sum = sum_of(sums);
     for (; i < count; i++) sum += a[i] * b[i];
     return sum;
+}
+
+/* Numbers too small for a full mantissa, which slow a processor down tenfold, are zeros from now on in this thread;
+   returns what `restore` takes to count them again. */
+static unsigned flush_subnormals(void) {
+#ifdef __SSE__
+    unsigned before = _mm_getcsr();
+    _mm_setcsr(before | 0x8040);
+    return before;
+#else
+    return 0;
+#endif
+}
+
+static void restore(unsigned before) {
+#ifdef __SSE__
+    _mm_setcsr(before);
+#endif
 }

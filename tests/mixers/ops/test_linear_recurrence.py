@@ -1,10 +1,15 @@
-"""The recurrence of linear-attention layers: chunks of positions against one position at a time."""
+"""The recurrence of linear-attention layers: chunks of positions against one position at a time, C against chunks."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from mixers.ops.linear_recurrence import CHUNK, matrix_recurrence, matrix_step
+from mixers.ops.native.recurrence import KEPT, METHOD, recurrence_library
+from mixers.ops.runs import over_runs
 
 BATCH, HEADS, KEY, VALUE = 2, 3, 4, 5
 
@@ -49,9 +54,63 @@ def test_a_very_strong_decay_leaves_the_others_their_precision() -> None:
     torch.testing.assert_close(matrix_recurrence(q, k, v, g)[:, 3:], alone, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("factors", [False, True])
+def test_float32_is_as_exact_as_float64(factors: bool) -> None:
+    """With a single head of queries and keys, decays beyond any number, and tiny states, which C takes for zeros."""
+    rows = (BATCH, 2 * CHUNK + 5)
+    q, k, v = normal(*rows, 1, KEY), normal(*rows, 1, KEY), normal(*rows, HEADS, VALUE)
+    g = -60 * (normal(*rows, HEADS, KEY) > 0).double()
+    g[:, 3] = -torch.inf
+    a, b = (0.3 * normal(*rows, HEADS, KEY) for _ in range(2)) if factors else (None, None)
+    if factors:
+        q, k = (y.expand(-1, -1, HEADS, -1) for y in (q, k))
+    leaves = [y.requires_grad_() for y in (q, k, v)]
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        o = matrix_recurrence(*(y if y is None else y.to(dtype) for y in (*leaves, g, a, b)))
+        found.append([o.double(), *torch.autograd.grad(o[:, -1].sum(), leaves)])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
 def test_delta_rule_overwrites_a_key() -> None:
     """With unit keys and full strength, the value stored last under a key is what it returns (arXiv:2102.11174)."""
     key = torch.nn.functional.normalize(normal(1, 1, 1, KEY), dim=-1).expand(1, 3, 1, KEY)
     v = normal(1, 3, 1, VALUE)
     o = matrix_recurrence(key, key, v, a_BTHK=-key, b_BTHK=key)
     torch.testing.assert_close(o, v)
+
+
+@pytest.mark.skipif(recurrence_library(torch.float64) is None, reason="needs a C compiler")
+@pytest.mark.parametrize("decays", [0, 1, KEY])
+@pytest.mark.parametrize(
+    ("factors", "pairs", "bonus"), [("", 1, False), ("", 1, True), ("ab", 1, False), ("b", 1, False), ("b", 3, False)]
+)
+def test_c_equals_chunks_and_itself_with_any_number_of_threads(
+    factors: str, pairs: int, bonus: bool, decays: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs and the gradients of all tensors, of two runs; the last kept state is before fewer than KEPT pairs."""
+    rows, shape = (2, BATCH, (KEPT + 8) * pairs, HEADS), (2, BATCH, KEPT + 8, HEADS)
+    k, v, a, b = (normal(*rows, n) * scale for n, scale in ((KEY, 1), (VALUE, 1), (KEY, 0.3), (KEY, 0.3)))
+    given = {"q": normal(*shape, KEY), "k": k, "v": v} | {
+        name: y for name, y in (("a", a), ("b", b)) if name in factors
+    }
+    if decays:
+        given["g"] = -normal(*shape, decays).square()
+    if bonus:
+        given["bonus"] = normal(2, HEADS, KEY)
+    leaves = [y.requires_grad_() for y in given.values()]
+
+    def results(recurrence: Callable[..., Tensor]) -> list[Tensor]:
+        def of_a_run(*tensors: Tensor) -> Tensor:
+            named = dict(zip(given, tensors, strict=True))
+            return recurrence(*(named.get(name) for name in ("q", "k", "v", "g", "a", "b", "bonus")))
+
+        o = vmap(of_a_run)(*leaves)
+        return [o, *torch.autograd.grad(o, leaves, normal(*shape, VALUE))]
+
+    in_c = []
+    for threads in (1, 5):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        in_c.append(results(lambda *tensors: over_runs(METHOD, *tensors)[0]))
+    assert all(map(torch.equal, *in_c))
+    torch.testing.assert_close(in_c[0], results(matrix_recurrence), rtol=1e-11, atol=1e-11)
