@@ -245,7 +245,7 @@ def _unfused() -> Iterator[None]:
     mkldnn: Any = torch.backends.mkldnn
     before, mkldnn.enabled = mkldnn.enabled, False
     try:
-        with sdpa_kernel(SDPBackend.MATH), patch("mixers.ops.linear_recurrence.runs_in_c", lambda *_: False):
+        with sdpa_kernel(SDPBackend.MATH), patch("mixers.ops.native.recurrence.recurrence_library", lambda _: None):
             yield
     finally:
         mkldnn.enabled = before

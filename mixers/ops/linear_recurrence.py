@@ -89,7 +89,7 @@ def matrix_recurrence(
         q, k, v, g, a, b, bonus = map(at_least_float32, tensors)
         q_all, k_all = (y.expand(*y.shape[:2], v.shape[2], -1) for y in (q, k))
         if runs_in_c(q_all, k_all, v, g, a, b, bonus):
-            return over_runs(METHOD, q_all, k_all, v, g, a, b, bonus)[0]
+            return over_runs(METHOD, q_all, k_all, v, None if g is None else g.exp(), a, b, bonus)[0]
         g = None if g is None else g.clamp(min=STRONGEST)
         if a is None and b is not None:
             return _by_pairs(q, k, v, g, b)

@@ -7,9 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mixers.ops.native.recurrence import METHOD, runs_in_c
 from mixers.ops.numerics import at_least_float32, no_autocast, runs_fused
 from mixers.ops.runs import over_runs
 from mixers.ops.scan import linear_scan
+
+BLOCK = 64
+"""Channels that make a head in C."""
 
 
 def selective_scan(
@@ -45,7 +49,7 @@ def selective_scan(
             return over_runs(selective_scan_method(torch.bfloat16, negative), *rows, A_EN, skip_E, dt_bias_E)[0]
 
     dt_BTE = time_steps(low_BTK, dt_EK, dt_bias_E)
-    y_BTE = naive_scan(u_BTE, dt_BTE, A_EN, at_least_float32(B_BTN), at_least_float32(C_BTN), negative)
+    y_BTE = unfused_scan(u_BTE, dt_BTE, A_EN, at_least_float32(B_BTN), at_least_float32(C_BTN), negative)
     return gated(y_BTE, u_BTE, z_BTE, skip_E)
 
 
@@ -80,15 +84,29 @@ def discretise(u: Tensor, dt: Tensor, A_EN: Tensor, B: Tensor, negative: bool = 
 
     The authors' code does the same. With ``negative``, decays are 2 exp(dt A) - 1.
     """
-    decay = torch.exp(dt[..., None] * A_EN)
-    return 2 * decay - 1 if negative else decay, (dt * u)[..., None] * B[..., None, :]
+    return decays_of(dt[..., None], A_EN, negative), (dt * u)[..., None] * B[..., None, :]
 
 
-def naive_scan(
+def decays_of(dt: Tensor, A: Tensor, negative: bool) -> Tensor:
+    """Return exp(dt A), or 2 exp(dt A) - 1."""
+    decay = torch.exp(dt * A)
+    return 2 * decay - 1 if negative else decay
+
+
+def unfused_scan(
     u_BTE: Tensor, dt_BTE: Tensor, A_EN: Tensor, B_BTN: Tensor, C_BTN: Tensor, negative: bool = False
 ) -> Tensor:
     """Return the outputs (B, T, E) of ``h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t``, ``y_t = C_t h_t`` (algorithm 2)."""
     with no_autocast(u_BTE.device):
+        # In C: the matrix recurrence with keys B, queries C, blocks of channels as heads, and a decay for each number.
+        E = u_BTE.shape[2]
+        blocks = E // BLOCK if E % BLOCK == 0 else 1
+        q, k = (y[:, :, None].expand(-1, -1, blocks, -1) for y in (C_BTN, B_BTN))
+        v, dt = (y.unflatten(-1, (blocks, -1)) for y in (dt_BTE * u_BTE, dt_BTE))
+        if runs_in_c(q, k, v, None, None, None, None):
+            rates = A_EN.unflatten(0, (blocks, -1)).mT
+            w = decays_of(dt[..., None, :], rates, negative).flatten(-2)
+            return over_runs(METHOD, q, k, v, w, None, None, None)[0].flatten(2)
         h_BTEN = linear_scan(*discretise(u_BTE, dt_BTE, A_EN, B_BTN, negative))
         return (h_BTEN @ C_BTN[..., None]).squeeze(-1)
 

@@ -1,9 +1,9 @@
 /* The recurrence of linear-attention layers and its gradients, for CPUs: `matrix_recurrence` in
    mixers/ops/linear_recurrence.py. A head of a sequence has a state of K rows of V numbers.
 
-   R runs, B sequences, H heads, P pairs of key and value of a sequence, N of each position, G decays of a head (0, 1 or
-   K). Before the first pair of a position the state decays; after its last one the query reads it. The backward pass
-   computes the states again from one that the forward pass keeps for every C pairs.
+   R runs, B sequences, H heads, P pairs of key and value of a sequence, N of each position, G decays of a head: 0, 1, K,
+   or K V, which go without factors a and b. Before the first pair of a position the state decays; after its last one the
+   query reads it. The backward pass computes the states again from one that the forward pass keeps for every C pairs.
 
    Heads are independent: any number of threads may work on them, and the results are bitwise the same.
 
@@ -55,8 +55,14 @@ static void columns(REAL *restrict y, const REAL *restrict S, const REAL *restri
     for (int64_t i = 0; i < K; i++) add(y, x[i], S + i * V, V);
 }
 
+/* Decay of row i, if the row has a single one. */
 static REAL decay(const struct call *s, struct pair p, int64_t i) {
     return s->G && p.first ? s->w[p.position * s->G + (s->G > 1 ? i : 0)] : 1;
+}
+
+/* Decays of row i, if each number has its own. */
+static const REAL *decays(const struct call *s, struct pair p, int64_t i) {
+    return s->G > s->K && p.first ? s->w + p.position * s->G + i * s->V : 0;
 }
 
 /* The state after a pair from the one before it, and u: what the pair writes beside k v^T, or with the delta rule in
@@ -68,8 +74,12 @@ static void advance(const struct call *s, struct pair p, const REAL *restrict S,
 
     if (a) columns(u, S, b, K, V);
     for (int64_t i = 0; i < K; i++) {
-        REAL w = decay(s, p, i);
-        for (int64_t j = 0; j < V; j++) next[i * V + j] = w * S[i * V + j];
+        const REAL *each = decays(s, p, i), *S_i = S + i * V;
+        REAL w = decay(s, p, i), *next_i = next + i * V;
+        if (each)
+            for (int64_t j = 0; j < V; j++) next_i[j] = each[j] * S_i[j];
+        else
+            for (int64_t j = 0; j < V; j++) next_i[j] = w * S_i[j];
     }
     if (b && !a) {
         columns(u, next, b, K, V);
@@ -144,17 +154,21 @@ static void retreat(const struct call *s, int64_t head, struct pair p, const REA
 
     /* Right factors, decays, and the state before. */
     for (int64_t i = 0; i < K; i++) {
-        const REAL *S_i = S + i * V;
+        const REAL *each = decays(s, p, i), *S_i = S + i * V;
         REAL *dS_i = dS + i * V, w = decay(s, p, i);
         if (delta) {
             s->db[p.at * K + i] = -w * dot(S_i, dv, V);
             add(dS_i, -b[i], dv, V);
         }
-        if (s->G && p.first) {
-            REAL dw = dot(S_i, dS_i, V), *to = s->dw + p.position * s->G + (s->G > 1 ? i : 0);
-            *to = s->G > 1 || i == 0 ? dw : *to + dw;
+        REAL *to = s->dw + p.position * s->G;
+        if (each) {
+            for (int64_t j = 0; j < V; j++) to[i * V + j] = S_i[j] * dS_i[j];
+            for (int64_t j = 0; j < V; j++) dS_i[j] *= each[j];
+        } else if (s->G && p.first) {
+            REAL dw = dot(S_i, dS_i, V), *sum = to + (s->G > 1 ? i : 0);
+            *sum = s->G > 1 || i == 0 ? dw : *sum + dw;
+            for (int64_t j = 0; j < V; j++) dS_i[j] *= w;
         }
-        for (int64_t j = 0; j < V; j++) dS_i[j] *= w;
         if (a) {
             s->db[p.at * K + i] = dot(S_i, du, V);
             add(dS_i, b[i], du, V);

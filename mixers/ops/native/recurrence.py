@@ -72,30 +72,28 @@ def _forward(*tensors: Any) -> tuple[Tensors, Tensors]:
 
 def _backward(gradients: Tensors, tensors: Any, outputs: Tensors, saved: Tensors) -> Optionals:
     """Return the gradients of all tensors."""
-    q, k, v, g, a, b, bonus = tensors
-    dq, dk, dv, dw, da, db = (None if y is None else y.new_empty(y.shape) for y in (q, k, v, g, a, b))
+    q, k, v, w, a, b, bonus = tensors
+    dq, dk, dv, dw, da, db = (None if y is None else y.new_empty(y.shape) for y in (q, k, v, w, a, b))
     dbonus = None if bonus is None else bonus.new_empty(*q.shape[:2], *bonus.shape[1:])
     (d_o,) = (y.contiguous() for y in gradients)
     found = {"dq": dq, "dk": dk, "dv": dv, "dw": dw, "da": da, "db": db, "dbonus": dbonus}
     _run("backward", *tensors, kept=saved[0], d_o=d_o, **found)
-    dg = None if dw is None else dw * g.exp()
-    return dq, dk, dv, dg, da, db, None if dbonus is None else dbonus.sum(1)
+    return dq, dk, dv, dw, da, db, None if dbonus is None else dbonus.sum(1)
 
 
 def _run(name: str, *tensors: Any, **others: Tensor | None) -> None:
     """Call a function of the library for all heads of all sequences of all runs."""
     contiguous: Any = (y if y is None else y.contiguous() for y in tensors)
-    q, k, v, g, a, b, bonus = contiguous
+    q, k, v, w, a, b, bonus = contiguous
     (R, B, T, H, K), (_, _, P, _, V) = q.shape, v.shape
     heads = R * B * H
     parts = min(heads, PARTS * workers_for(heads))
-    w = None if g is None else g.exp()
     bonus = None if bonus is None else bonus[:, None].expand(R, B, H, K).contiguous()
     states = v.new_empty(workers_for(parts), KEPT + 2, K, V)
     if isinstance(q, FakeTensor):
         return  # fake tensors: only memory is counted
 
-    sizes = {"P": P, "N": P // max(1, T), "H": H, "K": K, "V": V, "G": 0 if g is None else g.shape[-1], "C": KEPT}
+    sizes = {"P": P, "N": P // max(1, T), "H": H, "K": K, "V": V, "G": 0 if w is None else w.shape[-1], "C": KEPT}
     given = {"q": q, "k": k, "v": v, "w": w, "a": a, "b": b, "bonus": bonus, "states": states, **others}
     call = _Call(**sizes, **{field: y.data_ptr() for field, y in given.items() if y is not None})
     function = getattr(recurrence_library(q.dtype), name)
@@ -105,4 +103,6 @@ def _run(name: str, *tensors: Any, **others: Tensor | None) -> None:
 
 METHOD = Method(_forward, _backward, label="matrix_recurrence native")
 """Both passes of ``mixers.ops.linear_recurrence.matrix_recurrence``; tensors have a run axis in front, and are float32
-or float64. Decays may be arbitrarily strong."""
+or float64. In place of g there are decays exp(g); without factors, they may be those of each number of the state (R, B,
+T, H, K V), of any sign.
+"""

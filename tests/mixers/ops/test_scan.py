@@ -1,10 +1,11 @@
-"""The elementwise linear recurrence against a loop over positions."""
+"""The elementwise linear recurrence against a loop over positions, and the scan of Mamba in C."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from mixers.ops.scan import linear_scan
+from mixers.ops.selective_scan import BLOCK, unfused_scan
 
 each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 
@@ -53,3 +54,18 @@ def test_is_safe_at_the_ends_of_the_range(decay: float) -> None:
     want = torch.arange(1.0, 1001) if decay == 1 else torch.ones(1000)
     torch.testing.assert_close(h, want[None, :, None].expand_as(h))
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(h.sum(), (a, b)))
+
+
+@pytest.mark.parametrize("negative", [False, True])
+@pytest.mark.parametrize("channels", [3, 2 * BLOCK])
+def test_the_selective_scan_is_as_exact_in_float32(channels: int, negative: bool) -> None:
+    """Which C computes, as heads of ``BLOCK`` channels where these divide the channels; float64 runs in PyTorch."""
+    shapes = [(2, 40, channels), (2, 40, channels), (channels, 4), (2, 40, 4), (2, 40, 4)]
+    leaves = [torch.rand(shape, dtype=torch.float64) for shape in shapes]
+    leaves[2] = -leaves[2]
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        u, dt, A, B, C = (y.to(dtype).requires_grad_() for y in leaves)
+        y = unfused_scan(u, dt, A, B, C, negative)
+        found.append([z.double() for z in (y, *torch.autograd.grad(y.square().sum(), (u, dt, A, B, C)))])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-4)
