@@ -92,7 +92,8 @@ def test_the_results_in_the_pages_follow_from_the_cells(task: str) -> None:
 
 @pytest.mark.parametrize("page", [README, RESULTS], ids=lambda page: page.stem)
 def test_as_many_layers_have_all_tasks_as_the_pages_say(page: Path) -> None:
-    assert f" {len(trained())} layers have been trained on all ten tasks." in " ".join(page.read_text().split())
+    said = f" {len(trained())} layers have been trained (on all ten tasks|at length on ten of the tasks)\\."
+    assert re.search(said, " ".join(page.read_text().split()))
 
 
 @pytest.mark.parametrize(
@@ -136,9 +137,9 @@ AT_30M = {
     "transformer-6": "Transformer, 6 × 640 | 3.097",
     "transformer-12": "Transformer, 12 × 448 | 3.067",
     "rt-3": "RT, 3 × 896 | –",
-    "rt-6-no-persistent-norm": "RT without norm | worse",
+    "rt-6-no-persistent-norm": "RT without persistent norm | worse",
     "rt-6-beta2-0.99": "RT, β2 0.99 | –",
-    "rt-6-equal-time": "RT in the Transformer's time, 108M | –",
+    "rt-6-equal-time": "RT, equal time, 108M tokens | –",
 }
 """Models that were compared when text was read 6.3 times and once, and the paper's results."""
 
@@ -150,7 +151,7 @@ def test_the_models_at_30m_follow_from_their_files() -> None:
         runs = [record for _, record in read_all(path)]
         best = [run for run in runs if run.lr == chosen_rate(runs)]
         losses = [fmean(run.metrics[name]["loss"] for run in best) for name in ("validation", "training")]
-        return "{:.3f} {:.3f}".format(*losses) + "†" * bool(open_places(runs))
+        return "{:.3f} / {:.3f}".format(*losses) + "†" * bool(open_places(runs))
 
     folders = [REFERENCE / "language-models" / name for name in ("rt-against-transformer", "read-once")]
     rows = [

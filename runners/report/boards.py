@@ -140,12 +140,12 @@ class Board:
         return dict(zip([cell.row for cell in ranked], ranks, strict=True))
 
     def place_on(self, row: str, task: str) -> str:
-        """Return the place of a row on a task in words, as "3rd of 21, 5 tied" with those whose intervals overlap."""
+        """Return the place of a row on a task in words, as "3rd of 21, tied with 5", whose intervals overlap."""
         ranks, mine = self.ranks(task), self.cells[row, task]
         cells = [cell for cell in self.of_task(task) if cell.row in ranks]
         place = 1 + sum(cell.value > mine.value for cell in cells)
         tied = sum(cell.share[1] <= mine.share[2] and mine.share[1] <= cell.share[2] for cell in cells) - 1
-        return f"{ordinal(place)} of {len(cells)}, {tied} tied"
+        return f"{ordinal(place)} of {len(cells)}" + f", tied with {tied}" * (tied > 0)
 
     def extremes(self, row: str) -> tuple[list[Cell], list[Cell]]:
         """Return the cells of a layer with its best places, and those with its worst; of equal ones by accuracy.

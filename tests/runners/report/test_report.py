@@ -125,14 +125,14 @@ def test_the_first_screen_says_where_a_layer_stands(
     words = {
         pages: [
             "my_layer:MyLayer yours 2nd of 4: mean rank 2.0 (2.0 to 2.0) over 1 task, reference protocol",
-            "Strengths, by rank parity 0.8250 (0.3431–0.9770) 2nd of 4, 3 tied",
+            "Strengths, by rank parity 0.8250 (0.3431–0.9770) 2nd of 4, tied with 3",
             "bench layers --lengths 128 --layers transformer my_layer:MyLayer",
             "parameters 1.00k 1×",
         ],
         tmp_path / "report": [
             "rt profile at width 128: tier 1 of 3; rank 1 of 3",
-            "Strengths, by rank parity 0.889 (0.889–0.889) 1st of 3, 0 tied",
-            "step at width 128, 30 at once 5 ms 2.5×",
+            "Strengths, by rank parity 0.889 (0.889–0.889) 1st of 3",
+            "step, width 128, 30 runs at once 5 ms 2.5×",
         ],
     }
     for folder, said in words.items():
