@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from PIL import Image
 
 from mixers import MIXERS
 from mixers.registry import find_mixer
@@ -160,6 +162,16 @@ def chart_file(out: Path, words: str, shown: Iterable[object]) -> Path:
     """Return the file of a chart in a results folder; its name ends with a hash of what is shown."""
     digest = sha256(" ".join(map(str, shown)).encode()).hexdigest()
     return out / "figures" / f"{words}-{digest[:8]}.png"
+
+
+def write_small_png(figure: Figure, path: Path) -> None:
+    """Write a chart as a PNG file of 256 colours, which takes a third of the space: the report holds several."""
+
+    def write(temporary: Path) -> None:
+        figure.savefig(pixels := BytesIO(), format="png", dpi=100)
+        Image.open(pixels).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(temporary, optimize=True)
+
+    write_atomically(path, write)
 
 
 def write_chart(figure: Figure, path: Path) -> None:

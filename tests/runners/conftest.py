@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,8 +54,10 @@ def undiagnosed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are composed, and their files are empty: to draw one takes a second."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda self, path, **_: Path(path).touch())
+    """Figures are composed, and their files have one pixel: to draw one takes a second."""
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda self, path, **_: Image.new("L", (1, 1)).save(path, "PNG")
+    )
 
 
 @pytest.fixture

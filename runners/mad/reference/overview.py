@@ -15,6 +15,7 @@ from runners.mad.points import chosen, points
 from runners.mad.ranking import OTHER_TIES, TIE, TOKENS, intervals, mean_ranks, places_by_ties, rule_of
 from runners.mad.rows import ENTRIES, LAYERS, STACKS, ReferencePreset, file_of, load_rows
 from runners.mad.tables import Row, estimate, in_order
+from runners.style import write_small_png
 from tasks import PUBLISHED
 
 NOT_RUN = "not run yet"
@@ -40,7 +41,7 @@ def write_overview(folder: Path, preset: ReferencePreset) -> list[Path]:
     place = file_of(folder, preset, ENTRIES["rt"], "").parents[1]
     picture, page = place / "overview.png", place / "overview.md"
     figure = draw_dots(found)
-    write_atomically(picture, lambda temporary: figure.savefig(temporary, dpi=100))
+    write_small_png(figure, picture)
 
     text = overview_page(found, preset)
     write_atomically(page, lambda temporary: temporary.write_text(text, encoding="utf-8"))

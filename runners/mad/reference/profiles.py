@@ -6,7 +6,6 @@ rungs, ``state.png`` capacity against the size of the state, and ``time.png`` pr
 """
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from runners.mad.reference.overview import DEPTHS, NOT_RUN, markdown, other_ties
 from runners.mad.rows import AGAINST_STATE, LAYERS, PROFILED, load_rows
 from runners.mad.tables import Row
 from runners.progress import spell
+from runners.style import write_small_png
 from runners.tables import abbreviated
 from tasks import TASKS
 
@@ -78,7 +78,7 @@ def write_profiles(folder: Path) -> list[Path]:
 
     written = [folder / "profile" / f"{name}.png" for name in figures]
     for file, figure in zip(written, figures.values(), strict=True):
-        write_atomically(file, partial(figure.savefig, format="png", dpi=100))
+        write_small_png(figure, file)
     text, page = profiles_page(found, standing, facts), folder / "profile" / "overview.md"
     write_atomically(page, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     return [*written, page]
