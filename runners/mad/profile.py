@@ -141,7 +141,10 @@ def abilities(scores: pd.DataFrame) -> pd.DataFrame:
     """
     found = []
     for names, of_task in scores.groupby([*LAYER, "task"], sort=False):
-        scores_RS = of_task.pivot(index="rung", columns="seed", values="score").to_numpy()
+        # A row of rungs after the other; pivots of pandas would take a second.
+        scores_RS, trained_RS = (
+            of_task[name].to_numpy().reshape(of_task["rung"].nunique(), -1) for name in ("score", "trained")
+        )
         ladder = ladder_of(names[-1])
         values = [float(value) for value in ladder.rungs]
         score = over_seeds(scores_RS.mean(axis=0))
@@ -151,7 +154,7 @@ def abilities(scores: pd.DataFrame) -> pd.DataFrame:
             | {"axis": ladder.axis, "score": score.mean, "score.low": score.low, "score.high": score.high}
             | {"capacity": on_axis(rung.mean, values)}
             | {"capacity.low": on_axis(rung.low, values), "capacity.high": on_axis(rung.high, values)}
-            | {"rungs": scores_RS.mean(axis=1).tolist(), "trained": of_task.groupby("rung")["trained"].any().tolist()}
+            | {"rungs": scores_RS.mean(axis=1).tolist(), "trained": trained_RS.any(axis=1).tolist()}
             | {"edge": bool(of_task["edge"].any())}
         )
     return pd.DataFrame(found)
