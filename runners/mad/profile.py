@@ -141,7 +141,7 @@ def abilities(scores: pd.DataFrame) -> pd.DataFrame:
     """
     found = []
     for names, of_task in scores.groupby([*LAYER, "task"], sort=False):
-        # A row of rungs after the other; pivots of pandas would take a second.
+        # Rows are in the order of rungs, and of seeds within a rung; pivots would take a second.
         scores_RS, trained_RS = (
             of_task[name].to_numpy().reshape(of_task["rung"].nunique(), -1) for name in ("score", "trained")
         )
