@@ -60,7 +60,7 @@ def matrix_recurrence(
         b_BTHK: right factors; without left ones, those of the second form above.
         bonus_HK: if given, o_t = q_t^T (S_{t-1} + diag(bonus) k_t v_t^T) in place of q_t^T S_t (RWKV-6).
         queries: type in which our kernels read the queries and write their gradient; those of ``matrix_chunks`` take
-            bfloat16.
+            bfloat16 where there are decays, left factors or a bonus.
     """
     if runs_fused(q_BTHK):
         from mixers.ops.kernels.chunked_recurrence import chunked_recurrence_method, fits_blocks
@@ -74,7 +74,7 @@ def matrix_recurrence(
 
             # A loop over positions is slow with wide states. With one decay per head, products of chunks are exact.
             one_decay = b is None and bonus is None and (g is None or g.shape[-1] == 1)
-            if one_decay and fits_blocks(q.shape[-1], v.shape[-1], q.device):
+            if one_decay and fits_blocks(q.shape[-1], v.shape[-1], q.device, decays=g is not None):
                 g = None if g is None else g.clamp(min=STRONGEST)
                 return over_runs(chunked_recurrence_method(torch.bfloat16), q, k, v, g)[0]
             q, k = (y.expand(*y.shape[:2], v.shape[2], -1) for y in (q, k))
@@ -82,7 +82,8 @@ def matrix_recurrence(
             many = MANY_WITHOUT_DECAYS if delta_rule else MANY
             if fits_recurrence(q.shape[-1], v.shape[-1]) and k.shape[1] < many:
                 return over_runs(recurrence_method(torch.bfloat16), q, k, v, g, a, b, bonus)[0]
-            return over_runs(matrix_chunks_method(torch.bfloat16), q.bfloat16(), k, v, g, a, b, bonus)[0]
+            q = q if g is None and a is None and bonus is None else q.bfloat16()
+            return over_runs(matrix_chunks_method(torch.bfloat16), q, k, v, g, a, b, bonus)[0]
 
     tensors = (q_BTHK, k_BTHK, v_BTHV, g_BTHK, a_BTHK, b_BTHK, bonus_HK)
     with no_autocast(q_BTHK.device):

@@ -143,7 +143,9 @@ def _gathered(
         at_IJ = tl.arange(0, I)[:, None] * J + tl.arange(0, J)[None, :]
         for n in range(count):
             place = first + n * step
-            S_IJ = S_IJ * tl.load(decay_ptr + place) + tl.load(part_ptr + place * (I * J) + at_IJ)
+            if decay_ptr is not None:
+                S_IJ *= tl.load(decay_ptr + place)
+            S_IJ += tl.load(part_ptr + place * (I * J) + at_IJ)
     return S_IJ
 
 
@@ -200,7 +202,8 @@ def chunked_states_kernel(
     place = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     at_IJ = tl.arange(0, I)[:, None] * J + tl.arange(0, J)[None, :]
     tl.store(part_ptr + place * (I * J) + at_IJ, S_IJ)
-    tl.store(decay_ptr + place, decay)
+    if decay_ptr is not None:
+        tl.store(decay_ptr + place, decay)
 
 
 @triton.jit(do_not_specialize=["T", "P"])
@@ -447,9 +450,12 @@ def chunked_pair_bwd_kernel(
             dsum_I = dsum_I * whole + tl.sum(q_CI.to(tl.float32) * dn_C[:, None], 0)
 
 
-def fits_blocks(key_channels: int, value_channels: int, device: torch.device) -> bool:
-    """Return whether the kernels are fast with heads of these sizes: wide keys spill registers but on Hopper."""
-    return key_channels <= (128 if launches_early(device) else 64) and value_channels % VALUES == 0
+def fits_blocks(key_channels: int, value_channels: int, device: torch.device, *, decays: bool) -> bool:
+    """Return whether the kernels are fast with heads of these sizes.
+
+    Wide keys spill registers but on Hopper, and without decays ``mixers.ops.kernels.matrix_chunks`` is faster.
+    """
+    return key_channels <= (128 if decays and launches_early(device) else 64) and value_channels % VALUES == 0
 
 
 def chunked_recurrence_method(dtype: torch.dtype, weighted: bool = False) -> Method:
@@ -468,7 +474,7 @@ def chunked_recurrence_method(dtype: torch.dtype, weighted: bool = False) -> Met
         n = torch.empty_like(given[4]) if weighted else None
         states = _states(grid, k, v, g, settings["k_row"], settings, back=False)
         chunked_fwd_kernel[grid](*given, o, n, *states, **settings)
-        return (o,) if n is None else (o, n), states if grid[1] > 1 else ()
+        return (o,) if n is None else (o, n), tuple(y for y in states if y is not None)
 
     def backward(gradients: Tensors, tensors: Any, outputs: Tensors, saved: Tensors) -> Optionals:
         grid, given, settings = _launch(*tensors)
@@ -477,7 +483,8 @@ def chunked_recurrence_method(dtype: torch.dtype, weighted: bool = False) -> Met
         heads = (*v.shape[:3], settings["H"], settings["K"])
         dq, dk, dv = q.new_empty(heads), k.new_empty(heads), v.new_empty(tensors[2].shape)
         dg, share, di = (None if y is None else torch.empty_like(y) for y in (g, g, i))
-        chunked_query_bwd_kernel[grid](*given, do, dn, dq, share, *(saved or (None, None)), **settings)
+        states = (*saved, None, None)[:2]
+        chunked_query_bwd_kernel[grid](*given, do, dn, dq, share, *states, **settings)
         states = _states(grid, q, do, g, settings["q_row"], settings, back=True)
         chunked_pair_bwd_kernel[grid](*given, do, dn, share, dk, dv, dg, di, *states, **settings)
         if dg is not None and grid[1] > 1:  # each segment summed over its own positions
@@ -505,11 +512,11 @@ def _states(
     *,
     back: bool,
 ) -> Any:
-    """Return each segment's part in the state or its gradient, and its decay; None for whole sequences."""
+    """Return each segment's part in the state or its gradient, and its decay, if any; None for whole sequences."""
     if grid[1] == 1:
         return None, None
     part = left.new_empty(*grid, settings["I"], settings["J"], dtype=torch.float32)
-    decay = part.new_empty(grid)
+    decay = None if g is None else part.new_empty(grid)
     own = {name: value for name, value in settings.items() if not name.endswith("_row")}
     chunked_states_kernel[grid](left, right, g, part, decay, left_row, **own, BACK=back)
     return part, decay
@@ -546,6 +553,6 @@ def _launch(
         "J": max(LEAST_CHANNELS, triton.next_power_of_2(V)),
         "G": 0 if g is None else 1,
         **CHUNK,
-        "num_warps": 8 if K > 64 else 4,
+        "num_warps": 4,
     }
     return (R * B * H, triton.cdiv(T, max(1, P))), (q, k, v, *contiguous(g, i)), settings

@@ -69,9 +69,10 @@ A tile is a chunk of a head of a sequence. Only the states go from chunk to chun
 all else is computed for all chunks at once, in blocks of E channels. The backward pass is given what the forward pass
 has kept, each part about as large as the values, and calls ``ends``, ``products`` and ``solve`` again for the others.
 
-Without decays ``ends`` is not needed. The delta rule without decays needs no ``products`` and no ``rows_bwd`` either:
-``solve`` reads q, k and b and writes qx, and ``products_bwd``, which also reads q, k, b and S, writes dq, dk and db; bx
-and the gradients of products stay on the chip.
+Without decays ``ends`` is not needed. Linear attention and the delta rule without decays need no ``products`` and no
+``rows_bwd`` either: ``products_bwd``, which also reads q, k, b and S, writes dq, dk and db. The delta rule's qx is
+written by ``solve``, which reads q, k and b; linear attention's is computed where it is read. bx and the gradients of
+products stay on the chip. Queries may then be float32, as in ``mixers.ops.kernels.chunked_recurrence``.
 
 Kernels with decays between rows have one warp and blocks of M rows: they hold few numbers at once, so that registers
 suffice, warps need not wait for one another, and pairs of blocks of which the right one is later are left out. Programs
@@ -527,7 +528,7 @@ def chunks_solve_kernel(
         qx_CC = m_CC
         for first in range(0, K, E):
             x_EC = tl.trans(_load(k_ptr, pair_C, live_C, first, K, E))
-            qx_CC += _dot(_load(q_ptr, row_C, query_C, first, K, E), x_EC)
+            qx_CC += _dot(_load(q_ptr, row_C, query_C, first, K, E).to(x_EC.dtype), x_EC)
             if not SOLVED:
                 m_CC += _dot(_load(b_in_ptr, pair_C, live_C, first, K, E), x_EC)
         _store_tile(qx_ptr, tile, t, tl.where(t[:, None] >= t[None, :], qx_CC, 0.0), 0, C, C, C)
@@ -614,6 +615,7 @@ def chunks_states_fwd_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def chunks_outputs_kernel(
+    k_ptr: tl.tensor,
     v_ptr: tl.tensor,
     q_in_ptr: tl.tensor,
     qx_ptr: tl.tensor,
@@ -630,20 +632,44 @@ def chunks_outputs_kernel(
     C: tl.constexpr,
     E: tl.constexpr,
 ):
-    """Outputs of a chunk, E of their V channels: O = q_in S + (q x) U, with a + (q k) V."""
+    """Outputs of a chunk, E of their V channels: O = q_in S + (q x) U, with a + (q k) V; without q x from q and k."""
     tile = tl.program_id(0)
     t = tl.arange(0, C)
     row_C, pair_C, live_C, query_C, _ = _place(tile, t, T, H, C, N)
     j = tl.program_id(1) * E
 
     u_CE = _load(v_ptr, pair_C, live_C, j, V, E) if u_ptr is None else _load_tile(u_ptr, tile, t, j, C, V, E)
-    o_CE = _dot(_load_tile(qx_ptr, tile, t, 0, C, C, C), u_CE)
+    if qx_ptr is None:
+        qx_CC = _plain_products(q_in_ptr, k_ptr, row_C, pair_C, live_C, t, K, C, E)
+    else:
+        qx_CC = _load_tile(qx_ptr, tile, t, 0, C, C, C)
+    o_CE = _dot(qx_CC, u_CE)
     if qk_ptr is not None:
         o_CE += _dot(_load_tile(qk_ptr, tile, t, 0, C, C, C), _load(v_ptr, pair_C, live_C, j, V, E))
     for first in range(0, K, E):
-        q_CE = _load_part(q_in_ptr, tile, t, row_C, query_C, first, C, K, G, E)
+        q_CE = _load_part(q_in_ptr, tile, t, row_C, query_C, first, C, K, G, E).to(S_ptr.dtype.element_ty)
         o_CE += _dot(q_CE, tl.trans(_load_state(S_ptr, tile, j, first, K, V, E)))
     _store(o_ptr, row_C, query_C, o_CE, j, V, E)
+
+
+@triton.jit
+def _plain_products(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    row_C: tl.tensor,
+    pair_C: tl.tensor,
+    live_C: tl.tensor,
+    t: tl.tensor,
+    K: tl.constexpr,
+    C: tl.constexpr,
+    E: tl.constexpr,
+):
+    """Products (C, C) of a chunk's queries with keys up to their own, in the type of the keys."""
+    qk_CC = tl.zeros([C, C], tl.float32)
+    for first in range(0, K, E):
+        q_CE = _load(q_ptr, row_C, live_C, first, K, E).to(k_ptr.dtype.element_ty)
+        qk_CC += _dot(q_CE, tl.trans(_load(k_ptr, pair_C, live_C, first, K, E)))
+    return tl.where(t[:, None] >= t[None, :], qk_CC, 0.0).to(k_ptr.dtype.element_ty)
 
 
 @triton.jit
@@ -698,7 +724,8 @@ def chunks_states_bwd_kernel(
         # 2, 3. The gradients of U and of the state before.
         do_JC = tl.trans(_load(do_ptr, row_C, query_C, j, V, J)).to(state_JI.dtype)
         dS_JI *= tl.exp2(_load_sum(c_ptr, tile, C - 1, 0, C, K, G, I))[None, :]
-        dS_JI += _dot(do_JC, _load_part(q_in_ptr, tile, t, row_C, query_C, 0, C, K, G, I))
+        q_CI = _load_part(q_in_ptr, tile, t, row_C, query_C, 0, C, K, G, I)
+        dS_JI += _dot(do_JC, q_CI.to(state_JI.dtype))
         if w_ptr is not None:
             du_JC = _dot(do_JC, _load_tile(qx_ptr, tile, t, 0, C, C, C))
             du_JC += _dot(state_JI, tl.trans(_load_part(x_out_ptr, tile, t, pair_C, live_C, 0, C, K, G, I)))
@@ -754,6 +781,10 @@ def chunks_products_bwd_kernel(
     row_C, pair_C, live_C, query_C, _ = _place(tile, t, T, H, C, N)
     dqx_CC = tl.zeros([C, C], tl.float32)
     dbx_CC, dqk_CC, dbk_CC = dqx_CC, dqx_CC, dqx_CC
+    if qx_ptr is None:
+        qx_CC = _plain_products(q_ptr, k_ptr, row_C, pair_C, live_C, t, K, C, E)
+    elif u_ptr is None:
+        qx_CC = _load_tile(qx_ptr, tile, t, 0, C, C, C)
 
     for first in range(0, V, E):
         do_CE = _load(do_ptr, row_C, query_C, first, V, E).to(dS_ptr.dtype.element_ty)
@@ -775,7 +806,7 @@ def chunks_products_bwd_kernel(
             dv_CE = _dot(tl.trans(_load_tile(bk_ptr, tile, t, 0, C, C, C)), dy_CE)
             dv_CE += _dot(tl.trans(_load_tile(qk_ptr, tile, t, 0, C, C, C)), do_CE)
         elif u_ptr is None:
-            dv_CE = _dot(tl.trans(_load_tile(qx_ptr, tile, t, 0, C, C, C)), do_CE)
+            dv_CE = _dot(tl.trans(qx_CC), do_CE)
         if (bk_ptr is not None) or (u_ptr is None):
             out_ptr = x_out_ptr if k_out_ptr is None else k_out_ptr
             for at in range(0, K, E):
@@ -795,21 +826,29 @@ def chunks_products_bwd_kernel(
     if q_ptr is not None:
         tl.debug_barrier()
         dqx_CC = tl.where(t[:, None] >= t[None, :], dqx_CC, 0.0).to(dS_ptr.dtype.element_ty)
-        dbx_CC = tl.where(t[:, None] > t[None, :], dbx_CC, 0.0).to(dS_ptr.dtype.element_ty)
+        if b_ptr is not None:
+            dbx_CC = tl.where(t[:, None] > t[None, :], dbx_CC, 0.0).to(dS_ptr.dtype.element_ty)
         for at in range(0, K, E):
             k_CE = _load(k_ptr, pair_C, live_C, at, K, E)
-            dq_CE, db_CE = _dot(dqx_CC, k_CE), _dot(dbx_CC, k_CE)
-            dk_CE = _dot(tl.trans(dqx_CC), _load(q_ptr, row_C, query_C, at, K, E))
-            dk_CE -= _dot(tl.trans(dbx_CC), _load(b_ptr, pair_C, live_C, at, K, E))
+            dq_CE = _dot(dqx_CC, k_CE)
+            dk_CE = _dot(tl.trans(dqx_CC), _load(q_ptr, row_C, query_C, at, K, E).to(dqx_CC.dtype))
+            if b_ptr is not None:
+                db_CE = _dot(dbx_CC, k_CE)
+                dk_CE -= _dot(tl.trans(dbx_CC), _load(b_ptr, pair_C, live_C, at, K, E))
             for first in range(0, V, E):
                 S_EE = _load_state(S_ptr, tile, first, at, K, V, E)
                 dq_CE += _dot(_load(do_ptr, row_C, query_C, first, V, E).to(dS_ptr.dtype.element_ty), S_EE)
-                db_CE += _dot(_load_tile(du_ptr, tile, t, first, C, V, E), S_EE)
                 dS_EE = _load_state(dS_ptr, tile, first, at, K, V, E)
-                dk_CE += _dot(_load_tile(u_ptr, tile, t, first, C, V, E), dS_EE)
+                if u_ptr is None:
+                    u_CE = _load(v_ptr, pair_C, live_C, first, V, E)
+                else:
+                    u_CE = _load_tile(u_ptr, tile, t, first, C, V, E)
+                    db_CE += _dot(_load_tile(du_ptr, tile, t, first, C, V, E), S_EE)
+                dk_CE += _dot(u_CE, dS_EE)
             _store(dq_ptr, row_C, query_C, dq_CE, at, K, E)
             _store(dk_ptr, pair_C, live_C, dk_CE, at, K, E)
-            _store(db_ptr, pair_C, live_C, -db_CE, at, K, E)
+            if b_ptr is not None:
+                _store(db_ptr, pair_C, live_C, -db_CE, at, K, E)
     else:
         _store_tile(dqx_ptr, tile, t, dqx_CC, 0, C, C, C)
         if u_ptr is not None:
@@ -1051,26 +1090,28 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
     """``mixers.ops.linear_recurrence.matrix_recurrence`` with outputs in ``dtype``, for many positions.
 
     Tensors: q (R, B, T, H, K), k (R, B, T N, H, K), v (R, B, T N, H, V); g (R, B, T, H, K or 1) float32, a and b (R, B,
-    T N, H, K), and the bonus (R, H, K) float32, each of which may be None. N is 1 but for the delta rule.
+    T N, H, K), and the bonus (R, H, K) float32, each of which may be None. N is 1 but for the delta rule. Without g, a
+    and the bonus, queries may be float32, which is the type of their gradient, too.
     """
 
     def forward(*tensors: Tensor | None) -> tuple[Tensors, Tensors]:
         given = contiguous(*tensors)
-        q, _, v = given[:3]
+        q, k, v = given[:3]
         sizes, _, parts = _parts(given)
 
         # States.
-        S = q.new_empty(len(parts["qx"]), v.shape[-1], q.shape[-1])
-        grid, settings = _of_states(q, sizes)
+        tiles = q.shape[:2].numel() * q.shape[3] * triton.cdiv(k.shape[2], CHUNK)
+        S = v.new_empty(tiles, v.shape[-1], q.shape[-1])
+        grid, settings = _of_states(v, sizes)
         used = [parts[name] for name in ("c", "x_out", "k_out", "w", "u")]
         chunks_states_fwd_kernel[grid](v, *used, S, **settings)
 
         # Outputs.
         o = v.new_empty(*q.shape[:-1], v.shape[-1], dtype=dtype)
         settings = {**sizes, "E": BLOCK, **OUTPUTS}
-        blocks = (S.shape[0], triton.cdiv(v.shape[-1], BLOCK))
+        blocks = (tiles, triton.cdiv(v.shape[-1], BLOCK))
         used = [parts[name] for name in ("q_in", "qx", "qk", "u")]
-        chunks_outputs_kernel[blocks](v, *used, S, o, **settings)
+        chunks_outputs_kernel[blocks](k, v, *used, S, o, **settings)
         return (o,), tuple(y for y in (parts["inverse"], parts["u"], S) if y is not None)
 
     def backward(gradients: Tensors, tensors: Sequence[Tensor | None], outputs: Tensors, saved: Tensors) -> Optionals:
@@ -1082,7 +1123,7 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
 
         # States.
         dS, du = torch.empty_like(S), None if b is None else torch.empty_like(parts["u"])
-        grid, settings = _of_states(q, sizes)
+        grid, settings = _of_states(v, sizes)
         used = [parts[name] for name in ("c", "q_in", "x_out", "qx", "w")]
         chunks_states_bwd_kernel[grid](do, *used, du, dS, **settings)
 
@@ -1142,10 +1183,11 @@ def _parts(given: tuple[Any, ...], *solved: Tensor) -> tuple[dict[str, Any], dic
     absent |= {"b_in", "inverse", "w", "u"} if b is None else {"inverse", "u"} if solved else set()
     absent |= {"q_in", "b_in", "x_out", "k_out"} if g is None else set()
     is_plain = _is_plain(given)
+    absent |= {"qx"} if is_plain and b is None else set()
     parts = {
         "c": None if g is None else g.new_empty(tiles, CHUNK, G),
-        "bx": None if b is None or solved or is_plain else q.new_empty(tiles, CHUNK, CHUNK, dtype=torch.float32),
-        **{name: None if name in absent else q.new_empty(tiles, CHUNK, width) for name, width in widths.items()},
+        "bx": None if b is None or solved or is_plain else v.new_empty(tiles, CHUNK, CHUNK, dtype=torch.float32),
+        **{name: None if name in absent else v.new_empty(tiles, CHUNK, width) for name, width in widths.items()},
     }
     parts |= dict(zip(("inverse", "u"), solved, strict=False))
 
@@ -1173,22 +1215,22 @@ def _parts(given: tuple[Any, ...], *solved: Tensor) -> tuple[dict[str, Any], dic
 
 
 def _is_plain(given: tuple[Any, ...]) -> bool:
-    """Whether this is the delta rule without decays, whose rows need no factors."""
-    _, _, _, g, a, b, bonus = given
-    return g is None and a is None and b is not None and bonus is None
+    """Whether this is linear attention or the delta rule without decays, whose rows need no factors."""
+    _, _, _, g, a, _, bonus = given
+    return g is None and a is None and bonus is None
 
 
-def _of_states(q: Tensor, sizes: dict[str, Any]) -> tuple[tuple[int, int], dict[str, Any]]:
+def _of_states(v: Tensor, sizes: dict[str, Any]) -> tuple[tuple[int, int], dict[str, Any]]:
     """Return grid and settings of the kernels that go from chunk to chunk.
 
     Rows in float32 leave no room to wait, and a GPU with less than 128 KiB for a program half of it.
     """
     I = max(BLOCK, triton.next_power_of_2(sizes["K"]))
-    stages = 1 if q.dtype == torch.float32 else 4 if I == BLOCK else 2
-    if stages > 1 and gpu_limits(q.device).memory < 131072:
+    stages = 1 if v.dtype == torch.float32 else 4 if I == BLOCK else 2
+    if stages > 1 and gpu_limits(v.device).memory < 131072:
         stages //= 2
     settings = {**sizes, "I": I, "num_stages": stages, **STATES}
-    return (q.shape[:2].numel() * sizes["H"], triton.cdiv(sizes["V"], settings["J"])), settings
+    return (v.shape[:2].numel() * sizes["H"], triton.cdiv(sizes["V"], settings["J"])), settings
 
 
 @kernels_take("linear recurrence", f"keys and values of up to {MOST_CHANNELS} channels a head")

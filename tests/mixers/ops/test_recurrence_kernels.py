@@ -121,11 +121,11 @@ def test_interpreted(kind: str, shape: tuple[int, int, int, int]) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("kernels", [recurrence_method, chunked_recurrence_method])
+@pytest.mark.parametrize("kernels", [recurrence_method, chunked_recurrence_method, matrix_chunks_method])
 def test_queries_in_float32_beside_rows_of_16_bits(kernels: Callable[..., Method]) -> None:
     """Their gradient is in float32, too. At the second position it is the sum of both keys, here 1 + 2^-12."""
     q_BTHK, k_BTHK = torch.ones(1, 2, 1, 1), torch.tensor([1, 2**-12]).half().view(1, 2, 1, 1)
-    absent = [None] * (4 if kernels is recurrence_method else 1)
+    absent = [None] * (1 if kernels is chunked_recurrence_method else 4)
     o_BTHV = over_runs(kernels(torch.float16), q_BTHK.requires_grad_(), k_BTHK, torch.ones_like(k_BTHK), *absent)[0]
     assert o_BTHV.dtype == torch.float16
 
@@ -251,6 +251,7 @@ def test_chunks_in_float32(
     ("kernels", "kind", "scale"),
     [
         *((*case, 8) for case in CHUNKED),
+        (matrix_chunks_method, "linear attention", 16),
         *((matrix_chunks_method, kind, 32) for kind in ("RWKV-7", "KDA", "everything")),
     ],
 )
