@@ -37,6 +37,7 @@ Sizes of rows: I is K and J is V, padded to powers of two of at least 16. Rows a
 queries of neighbouring positions are q_row numbers apart in memory, the keys k_row and, with weights, the values v_row.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -526,23 +527,30 @@ def _launch(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, i: Tensor | None = None
 ) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
     """Return the grid, the tensors as the kernels read them, and the settings, which all kernels share."""
-    R, B, T, M, K = q.shape
+    grid, sizes = _sizes(*q.shape, *v.shape[3:], g is not None, i is not None)
 
     # A block of wide values is a head of its own, which shares keys and decays.
-    blocks = max(1, v.shape[-1] // VALUES)
-    v = v.unflatten(-1, (blocks, -1)).flatten(3, 4)
-    g = g if g is None or blocks == 1 else g.repeat_interleave(blocks, 3)
-    H, V = v.shape[-2:]
+    if sizes["H"] > v.shape[3]:
+        v = v.unflatten(-1, (-1, VALUES)).flatten(3, 4)
+        g = g if g is None else g.repeat_interleave(sizes["H"] // g.shape[3], 3)
     (q, q_row), (k, k_row) = (evenly_spaced(y.flatten(3)) for y in (q, k))
     v, v_row = (v.contiguous(), None) if i is None else evenly_spaced(v.flatten(3))
+    rows = {"q_row": q_row, "k_row": k_row, "v_row": v_row}
+    return grid, (q, k, v, *contiguous(g, i)), rows | sizes
+
+
+@lru_cache
+def _sizes(
+    R: int, B: int, T: int, M: int, K: int, H: int, V: int, decays: bool, weighted: bool
+) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Return the grid, and the settings that follow from sizes alone."""
+    blocks = max(1, V // VALUES)
+    H, V = H * blocks, V // blocks
 
     # Segments of whole chunks; only without weights, whose sums have a state of their own.
     segments = min(PROGRAMS // max(1, R * B * H), T // SHORTEST)
-    P = CHUNK["C"] * triton.cdiv(T, CHUNK["C"] * segments) if segments >= LEAST_SEGMENTS and i is None else T
-    settings = {
-        "q_row": q_row,
-        "k_row": k_row,
-        "v_row": v_row,
+    P = CHUNK["C"] * triton.cdiv(T, CHUNK["C"] * segments) if segments >= LEAST_SEGMENTS and not weighted else T
+    sizes = {
         "T": T,
         "P": P,
         "H": H,
@@ -551,8 +559,8 @@ def _launch(
         "V": V,
         "I": max(LEAST_CHANNELS, triton.next_power_of_2(K)),
         "J": max(LEAST_CHANNELS, triton.next_power_of_2(V)),
-        "G": 0 if g is None else 1,
+        "G": int(decays),
         **CHUNK,
         "num_warps": 4,
     }
-    return (R * B * H, triton.cdiv(T, max(1, P))), (q, k, v, *contiguous(g, i)), settings
+    return (R * B * H, triton.cdiv(T, max(1, P))), sizes

@@ -379,7 +379,7 @@ def test_no_layer_of_the_project_would_be_refused(name: str, caplog: pytest.LogC
     layer, other = (MIXERS[name](MIXERS[name].Config(), Shape(width=64, mlp_width=128)) for _ in range(2))
     check_held(name, layer, other)
     assert check_layer(name, layer, CPU, positions=20) == []
-    assert caplog.messages == []
+    assert [message for message in caplog.messages if "compiles C code" not in message] == []
 
 
 @pytest.mark.gpu
