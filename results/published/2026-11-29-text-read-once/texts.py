@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tarfile
 from collections import defaultdict
+from functools import partial
+from multiprocessing import Pool
 from pathlib import Path
 
 from extract import PARTS, kind_of, read
@@ -27,21 +29,28 @@ ENTRIES = 500
 
 
 def main(packages: Path, folder: Path, cache: Path) -> None:
-    """Write the texts of all packages; a package whose table stands in ``folder`` is done."""
+    """Write the texts of all packages, in all cores; a package whose table stands in ``folder`` is done."""
     folder.mkdir(exist_ok=True)
-    for line in filter(None, packages.read_text().split("\n")):
-        name, version, *_ = [*line.split(" "), ""]
-        if (folder / f"{name}.tsv").exists():
-            continue
-        if name == "descriptions":
-            describe(folder)
-            continue
-        if not list(cache.glob(f"{name}_*.deb")):
-            subprocess.run(["apt-get", "download", "-q", f"{name}={version}"], cwd=cache, check=True)
-        counts = unpack(next(cache.glob(f"{name}_*.deb")), name, folder)
-        rows = [f"{kind}\t{n}\t{kept}\t{characters}\n" for kind, (n, kept, characters) in counts.items()]
-        (folder / f"{name}.tsv").write_text("".join(rows))
-        print(name, counts, flush=True)
+    lines = filter(None, packages.read_text().split("\n"))
+    with Pool() as workers:
+        for name in workers.imap_unordered(partial(write_texts, folder, cache), lines):
+            print(name, flush=True)
+
+
+def write_texts(folder: Path, cache: Path, line: str) -> str:
+    """Write the texts of the package of a line of the list, and return its name."""
+    name, version, *_ = [*line.split(" "), ""]
+    if (folder / f"{name}.tsv").exists():
+        return name
+    if name == "descriptions":
+        describe(folder)
+        return name
+    if not list(cache.glob(f"{name}_*.deb")):
+        subprocess.run(["apt-get", "download", "-q", f"{name}={version}"], cwd=cache, check=True)
+    counts = unpack(next(cache.glob(f"{name}_*.deb")), name, folder)
+    rows = [f"{kind}\t{n}\t{kept}\t{characters}\n" for kind, (n, kept, characters) in counts.items()]
+    (folder / f"{name}.tsv").write_text("".join(rows))
+    return name
 
 
 def describe(folder: Path) -> None:
