@@ -561,6 +561,6 @@ def _sizes(
         "J": max(LEAST_CHANNELS, triton.next_power_of_2(V)),
         "G": int(decays),
         **CHUNK,
-        "num_warps": 4,
+        "num_warps": 8 if K > 64 else 4,
     }
     return (R * B * H, triton.cdiv(T, max(1, P))), sizes
