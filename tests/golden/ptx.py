@@ -120,9 +120,10 @@ def compiled_kernels(gpu: Kind) -> dict[str, dict[str, int]]:
     properties = SimpleNamespace(
         multi_processor_count=gpu.multiprocessors, shared_memory_per_block_optin=gpu.memory, major=major, minor=minor
     )
+    number = 10 * major + minor
     asked = SimpleNamespace(  # what Triton asks of a driver before it compiles
-        get_current_target=lambda: GPUTarget("cuda", 10 * major + minor, 32),
-        get_current_device=lambda: 0,
+        get_current_target=lambda: GPUTarget("cuda", number, 32),
+        get_current_device=lambda: number,  # Triton keeps what it compiled for a device
         get_current_stream=lambda device: 0,
     )
 

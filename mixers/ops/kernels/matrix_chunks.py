@@ -1100,7 +1100,7 @@ def matrix_chunks_method(dtype: torch.dtype) -> Method:
         sizes, _, parts = _parts(given)
 
         # States.
-        tiles = q.shape[:2].numel() * q.shape[3] * triton.cdiv(k.shape[2], CHUNK)
+        tiles = _tiles(q, k)
         S = v.new_empty(tiles, v.shape[-1], q.shape[-1])
         grid, settings = _of_states(v, sizes)
         used = [parts[name] for name in ("c", "x_out", "k_out", "w", "u")]
@@ -1170,7 +1170,7 @@ def _parts(given: tuple[Any, ...], *solved: Tensor) -> tuple[dict[str, Any], dic
     q, k, v, g, a, b, bonus = given
     _, B, T, H, K = q.shape
     V, N = v.shape[-1], v.shape[2] // T
-    tiles = q.shape[:2].numel() * H * triton.cdiv(T * N, CHUNK)
+    tiles = _tiles(q, k)
     G = 0 if g is None else g.shape[-1]
     sizes = {"T": T, "H": H, "K": K, "V": V, "G": G, "N": N, "C": CHUNK}
     precision = "tf32" if q.dtype == torch.bfloat16 else "tf32x3"
@@ -1212,6 +1212,11 @@ def _parts(given: tuple[Any, ...], *solved: Tensor) -> tuple[dict[str, Any], dic
         settings = {**sizes, "E": BLOCK, "SOLVED": bool(solved), "PRECISION": precision, **SOLVE}
         chunks_solve_kernel[(tiles,)](*rows, v, *used, **settings)
     return sizes, levels, parts
+
+
+def _tiles(q: Tensor, k: Tensor) -> int:
+    """Return the number of chunks of all heads."""
+    return q.shape[:2].numel() * q.shape[3] * triton.cdiv(k.shape[2], CHUNK)
 
 
 def _is_plain(given: tuple[Any, ...]) -> bool:
