@@ -48,7 +48,7 @@ from torch import Tensor
 from mixers.ops.kernels.common import MASKED, contiguous, evenly_spaced, launches_early
 from mixers.ops.method import Method, Optionals, Tensors
 
-CHUNK = {"C": 64, "num_stages": 2}
+CHUNK = {"C": 64, "num_stages": 2, "num_warps": 4}
 PROGRAMS, SHORTEST, LEAST_SEGMENTS = 256, 512, 4
 """Programs that fill a GPU, fewest positions of a segment, and fewest segments that repay reading the rows twice."""
 LEAST_CHANNELS = 16
@@ -561,6 +561,5 @@ def _sizes(
         "J": max(LEAST_CHANNELS, triton.next_power_of_2(V)),
         "G": int(decays),
         **CHUNK,
-        "num_warps": 8 if K > 64 else 4,
     }
     return (R * B * H, triton.cdiv(T, max(1, P))), sizes
