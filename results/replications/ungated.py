@@ -8,9 +8,20 @@ from mixers.ops.linear_recurrence import matrix_recurrence
 
 
 class UngatedDeltaProduct(DeltaProduct):
-    """DeltaProduct without the gate of its outputs: ``use_gate=False`` in the code of Siems et al. 2025."""
+    """DeltaProduct without decays and without the gate of its outputs.
+
+    In the code of Siems et al. 2025 (https://github.com/automl/DeltaProduct) these are ``use_forget_gate=False`` and
+    ``use_gate=False``. A convolution of one position leaves a learnt scale of each channel where theirs has nothing.
+    """
 
     def __init__(self, config: DeltaProduct.Config, shape: Shape) -> None:
+        """Build the layer.
+
+        Raises:
+            ValueError: the configuration has decays.
+        """
+        if config.gated:
+            raise ValueError("gated: must be False")
         super().__init__(config, shape)
         del self.gate
 
