@@ -1,11 +1,11 @@
-"""DeltaProduct on words of S3 of 16 elements, with and without its short convolution and output gate, on a CPU.
+"""DeltaProduct on words of 16 elements, with and without its short convolution and output gate, on a CPU.
 
-    PYTHONPATH=.:results/replications python groups_short.py 4 yes with.csv      # positions of the convolution, gate
-    PYTHONPATH=.:results/replications python groups_short.py 1 no without.csv
+    PYTHONPATH=.:results/replications python groups_short.py S3 4 yes both.csv     # positions of the convolution, gate
+    PYTHONPATH=.:results/replications python groups_short.py S4 1 no neither.csv
 
 One layer as in ``results/replications/replicate.py groups``: width 128, 8 heads, two pairs, negative eigenvalues, no
-decays. 600 steps of 128 sequences, three seeds, four evaluations; token accuracy on the validation split, and at the
-end on sequences of 64 elements.
+decays. Batches of 128 sequences, three seeds; token accuracy on the validation split, and at the end on sequences of 64
+elements.
 """
 
 import csv
@@ -15,10 +15,14 @@ from pathlib import Path
 from runners import records
 from runners.mad import study
 
+CASES = {"S3": (600, 4, 76_800), "S4": (1600, 8, 256_000), "A5": (1600, 8, 256_000)}
+"""Steps, evaluations and training sequences, by group."""
+
 if __name__ == "__main__":
-    span, gate, path = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    group, span, gate, path = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+    steps, evaluations, examples = CASES[group]
     layer = {"heads": 8, "householders": 2, "negative_eigenvalues": True, "gated": False, "convolution": span}
-    words = {"group": "S3", "length": 16, "begin": True, "train_examples": 76_800, "extrapolation_factors": (4,)}
+    words = {"group": group, "length": 16, "begin": True, "train_examples": examples, "extrapolation_factors": (4,)}
     found = study(
         "deltaproduct" if gate == "yes" else "ungated:UngatedDeltaProduct",
         mixer_options=layer,
@@ -27,9 +31,9 @@ if __name__ == "__main__":
         lr=[1e-3],
         weight_decay=[0.01],
         seeds=3,
-        steps=600,
+        steps=steps,
         batch_size=128,
-        evaluations=4,
+        evaluations=evaluations,
         reference="none",
         keep="none",
         quiet=True,
@@ -38,9 +42,9 @@ if __name__ == "__main__":
     )
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(["convolution", "gate", "seed", "step", "elements", "token_accuracy"])
+        table.writerow(["group", "convolution", "gate", "seed", "step", "elements", "token_accuracy"])
         for _, record in sorted(records.read_all(*found.table["file"]), key=lambda item: item[1].seed):
             for step, accuracy in zip(record.curve["step"], record.curve["token_accuracy"], strict=True):
-                table.writerow([span, gate, record.seed, int(step), 16, f"{accuracy:.4f}"])
+                table.writerow([group, span, gate, record.seed, int(step), 16, f"{accuracy:.4f}"])
             longer = record.metrics["length 64"]["token_accuracy"]
-            table.writerow([span, gate, record.seed, record.steps, 64, f"{longer:.4f}"])
+            table.writerow([group, span, gate, record.seed, record.steps, 64, f"{longer:.4f}"])
