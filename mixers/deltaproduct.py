@@ -36,8 +36,9 @@ class DeltaProduct(DeltaNet):
         - sizes: 4 heads with keys and values of D/4 channels, for which the kernels here are made; theirs has 6 heads
           with keys of D/8 and values of D/4, so keys are 3/4 D and values 3/2 D wide.
         - computation: the defaults are those of their layer, with two pairs, decays and negative eigenvalues; their
-          language model's configuration has one pair and neither. The norm of the outputs has the ε 1e-5 of their
-          layer's default; their language model sets 1e-6.
+          language model's configuration has one pair and neither. Their experiments with words of groups have no
+          decays, convolution or output gate. The norm of the outputs has the ε 1e-5 of their layer's default; their
+          language model sets 1e-6.
         - initialisation: theirs is normal with standard deviation 0.02 for linear maps and short convolutions; here the
           convolutions have 1/√W, W = 4.
     """
