@@ -176,11 +176,13 @@ GROUPS = (
 def group_studies(group: str, pairs: int, negative: bool, published: str, column: str) -> list[dict[str, Any]]:
     """Return the study of one layer with a number of pairs a position; with a second seed where it should succeed."""
     options = {"heads": 8, "householders": pairs, "negative_eigenvalues": negative, "gated": False}
-    bare = {"mixer": "ungated:UngatedDeltaProduct", "mixer_options": {**options, "convolution": 1}}
-    layer = bare if column == BARE else {"mixer": "deltaproduct", "mixer_options": options}
+    layer = {"mixer": "deltaproduct", "mixer_options": options, "weight_decay": [0.01]}
+    if column == BARE:
+        bare = {**options, "convolution": 1}
+        layer = {"mixer": "ungated:UngatedDeltaProduct", "mixer_options": bare, "weight_decay": [1e-6]}
     words = {"group": group, "length": 128, "begin": True, "train_examples": 100_000}
     training = {"epochs": 100, "batch_size": 2048} if group == "S3" else {"steps": 20_000, "batch_size": 512}
-    protocol = {"lr": [1e-3], "weight_decay": [0.01], "seeds": 1 + (published == "extrapolates"), **training}
+    protocol = {"lr": [1e-3], "seeds": 1 + (published == "extrapolates"), **training}
     return [{**protocol, **layer, "task": "group-words", "task_options": words}]
 
 
