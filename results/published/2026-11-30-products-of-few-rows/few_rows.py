@@ -46,6 +46,8 @@ def few_rows_kernel(
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
+
+    # Products, and squares for the norm.
     for at in range(0, K, BK):
         w_NK = tl.load(w_ptr + n[:, None] * K + (at + k)[None, :])
         x_MK = tl.load(x_ptr + m[:, None] * K + (at + k)[None, :])
@@ -56,6 +58,8 @@ def few_rows_kernel(
         y_MN = tl.dot(x_MK, tl.trans(w_NK), y_MN)
     if gain_ptr is not None:
         y_MN *= tl.rsqrt(squares_M / K + 1e-6)[:, None]
+
+    # Stream or GELU.
     at_MN = m[:, None] * N + n[None, :]
     if stream_ptr is not None:
         y_MN += tl.load(stream_ptr + at_MN)
