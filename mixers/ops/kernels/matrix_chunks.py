@@ -1,4 +1,4 @@
-"""Kernels of the recurrence of linear-attention layers, as products of chunks of positions in tensor cores.
+"""The recurrence of linear-attention layers as products of chunks of positions in tensor cores.
 
     S_t = exp(g_t) S_{t-1} + a_t u_t^T + k_t v_t^T,   u_t = S_{t-1}^T b_t          o_t = S_t^T q_t
 
@@ -79,6 +79,9 @@ suffice, warps need not wait for one another, and pairs of blocks of which the r
 of one tile are neighbours, as they read the same rows.
 Products of 64 rows have at least 64 columns: with fewer, compiled kernels were wrong on Hopper (see
 ``mixers.ops.kernels.chunked_recurrence``).
+
+Here are the launches; the kernels are in ``matrix_chunks_forward`` and ``matrix_chunks_backward``, and what both need,
+M, NEAR and STRONGEST among it, in ``matrix_chunks_tiles``.
 """
 
 from collections.abc import Sequence

@@ -8,6 +8,7 @@ from mixers.ops.kernels.common import LOG2E, MASKED
 M: tl.constexpr = tl.constexpr(16)
 """Rows of a block, as many as a product in tensor cores has."""
 NEAR: tl.constexpr = tl.constexpr(8)
+"""Rows of half a block, within which factors are relative to its middle."""
 STRONGEST: tl.constexpr = tl.constexpr(-23.0)
 """Logarithm of the strongest decay: stronger ones leave less than float32's epsilon, and count as this one."""
 BOUND: tl.constexpr = tl.constexpr(92.0)
