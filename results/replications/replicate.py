@@ -74,15 +74,19 @@ class Table:
     figure: Callable[[pd.DataFrame], str]
 
     def text(self, name: str) -> str:
-        """Return the table as Markdown, with our figure behind each published one."""
+        """Return the table as Markdown: our figures, each behind the published one, if its column has any."""
         rows, columns = (list(dict.fromkeys(key)) for key in zip(*((c.row, c.column) for c in self.cells), strict=True))
-        shown = {(c.row, c.column): self._pair(c, c.file(name)) for c in self.cells}
-        headings = ["", *(heading for column in columns for heading in (column, "ours"))]
-        nothing = [MISSING, MISSING]
-        return markdown(headings, [[row, *(y for c in columns for y in shown.get((row, c), nothing))] for row in rows])
+        published = {(c.row, c.column): c.published for c in self.cells}
+        ours = {(c.row, c.column): self._ours(c.file(name)) for c in self.cells}
+        shown = [("", rows)]
+        for column in columns:
+            theirs, found = ([of.get((row, column), MISSING) for row in rows] for of in (published, ours))
+            shown += [(column, theirs), ("ours", found)] if set(theirs) != {MISSING} else [(column, found)]
+        headings, texts = zip(*shown, strict=True)
+        return markdown(headings, list(zip(*texts, strict=True)))
 
-    def _pair(self, cell: Cell, file: Path) -> list[str]:
-        return [cell.published, self.figure(records.load(file)) if file.exists() else MISSING]
+    def _ours(self, file: Path) -> str:
+        return self.figure(records.load(file)) if file.exists() else MISSING
 
 
 def of_seeds(table: pd.DataFrame, sets: Sequence[str], name: str = "token_accuracy") -> list[float]:
@@ -103,11 +107,15 @@ MAD = {
 
 
 def mad_studies(layer: str, task: str) -> list[dict[str, Any]]:
-    """Return the studies of a layer on all settings of a task: two layers and two SwiGLU, six points, one seed."""
+    """Return the studies of a layer on all settings of a task: two layers and two SwiGLU, one seed.
+
+    Memorization has the six points of the paper, the longer tasks the two of the largest learning rate.
+    """
+    grid = {} if task == "memorization" else {"lr": [1e-3], "weight_decay": [0.0, 0.1]}
     sweeps = TASKS[task].sweeps.items()
     difficulties = ["baseline", *(f"{name.replace('_', '-')}-{y}" for name, values in sweeps for y in values)]
     model = {"mixer": f"{layer}+swiglu:SwiGLU", "layers": 4, "mlp_width": 0}
-    return [{**model, "task": task, "difficulty": difficulty} for difficulty in difficulties]
+    return [{**model, **grid, "task": task, "difficulty": difficulty} for difficulty in difficulties]
 
 
 def mad_baseline() -> str:
@@ -164,7 +172,7 @@ def tracking_figure(table: pd.DataFrame) -> str:
 
 # Groups: DeltaProduct. Whether training at 128 elements extrapolates to 512; our figures are of each seed. Theirs has
 # neither the short convolution nor the output gate that our layer has.
-BARE, WHOLE = "at 512", "with convolution and gate"
+BARE, WHOLE, LONGER = "at 512", "with convolution and gate", "trained longer"
 GROUPS = (
     *(("S3", 1, True, "fails"), ("S3", 2, True, "extrapolates"), ("S3", 1, False, "fails"), ("S3", 2, False, "fails")),
     *(("S4", 1, True, "fails"), ("S4", 2, True, "extrapolates")),
@@ -177,11 +185,14 @@ def group_studies(group: str, pairs: int, negative: bool, published: str, column
     """Return the study of one layer with a number of pairs a position; with a second seed where it should succeed."""
     options = {"heads": 8, "householders": pairs, "negative_eigenvalues": negative, "gated": False}
     layer = {"mixer": "deltaproduct", "mixer_options": options, "weight_decay": [0.01]}
-    if column == BARE:
+    if column != WHOLE:
         bare = {**options, "convolution": 1}
         layer = {"mixer": "ungated:UngatedDeltaProduct", "mixer_options": bare, "weight_decay": [1e-6]}
     words = {"group": group, "length": 128, "begin": True, "train_examples": 100_000}
     training = {"epochs": 100, "batch_size": 2048} if group == "S3" else {"steps": 20_000, "batch_size": 512}
+    if column == LONGER:
+        words["train_examples"] = 2_000_000
+        training["steps"] = 100_000
     protocol = {"lr": [1e-3], "seeds": 1 + (published == "extrapolates"), **training}
     return [{**protocol, **layer, "task": "group-words", "task_options": words}]
 
@@ -252,7 +263,7 @@ TABLES = {
                 studies=group_studies(group, pairs, negative, published, column),
             )
             for group, pairs, negative, published in GROUPS
-            for column in (BARE, WHOLE)
+            for column in (BARE, WHOLE, *(LONGER,) * (published == "extrapolates" and group != "S3"))
         ],
         group_figure,
     ),
