@@ -96,6 +96,11 @@ def against_state(found: pd.DataFrame, facts: pd.DataFrame) -> pd.DataFrame:
     return marks[marks.groupby(["task", "mixer"])["width"].transform("size") > 1]
 
 
+def starred(row: Row, text: str) -> str:
+    """Return the text about an ability with a star, if it is not empty and the rate is the largest of the grid."""
+    return text + STAR * (row["edge"] and text != "")
+
+
 def effective_depth(cells: Mapping[tuple[str, str], Row], task: str) -> str:
     """Return as an interval how many Transformer layers one RT layer is worth on a task, by capacities.
 
@@ -132,10 +137,10 @@ def profiles_page(found: pd.DataFrame, standing: pd.DataFrame, facts: pd.DataFra
 
     def score(name: str, task: str) -> str:
         row = cells.get((name, task))
-        return "" if row is None or np.isnan(row["score"]) else f"{row['score']:.2f}{STAR * row['edge']}"
+        return "" if row is None or np.isnan(row["score"]) else starred(row, f"{row['score']:.2f}")
 
     def reach(name: str, task: str) -> str:
-        return capacity(cells[name, task]) if (name, task) in cells else ""
+        return starred(cells[name, task], capacity(cells[name, task])) if (name, task) in cells else ""
 
     # Tiers and scores.
     state = {name: abbreviated(int(y)) if y == y else "?" for name, y in facts["floats"].items()}
@@ -183,7 +188,13 @@ def profiles_page(found: pd.DataFrame, standing: pd.DataFrame, facts: pd.DataFra
         columns={"y": "capacity", "low": "capacity.low", "high": "capacity.high"}
     )
     lines = [
-        [f"`{row['layer']}`", str(row["width"]), abbreviated(int(row["floats"])), row["task"], capacity(row)]
+        [
+            f"`{row['layer']}`",
+            str(row["width"]),
+            abbreviated(int(row["floats"])),
+            row["task"],
+            starred(row, capacity(row)),
+        ]
         for row in sized.sort_values(["task", "layer"], kind="stable").to_dict("records")
     ]
     if lines:
@@ -195,7 +206,7 @@ def profiles_page(found: pd.DataFrame, standing: pd.DataFrame, facts: pd.DataFra
         ladder = ladder_of(task)
         lines = [
             [
-                f"`{name}`",
+                starred(cells[name, task], f"`{name}`"),
                 *(
                     "" if np.isnan(y) else f"{y:.2f}{MARK * (not own)}"
                     for y, own in zip(cells[name, task]["rungs"], cells[name, task]["trained"], strict=True)
