@@ -6,6 +6,8 @@
 are ranked; "30 layers" are all that are ranked.
 """
 
+from itertools import product
+
 import numpy as np
 from scipy import stats
 
@@ -29,17 +31,18 @@ if __name__ == "__main__":
     print(len(cells), "cells,", len({layer for layer, _ in cells}), "rows,", len(MIXERS), "registered layers")
 
     # Seed 0 beside the others.
-    for kind, column in KINDS.items():
+    all_ranked = [cell for cell in choices if cell[0] in ranked]
+    for some, (kind, column) in product((cells, all_ranked), KINDS.items()):
         ahead = []
-        for layer, task in cells:
+        for layer, task in some:
             row = choices[layer, task]
-            runs = older[(older["layer"] == layer) & (older["task"] == task)]
+            runs = table[(table["layer"] == layer) & (table["task"] == task)]
             runs = runs[(runs["lr"] == row["lr"]) & (runs["weight_decay"] == row["weight_decay"])]
             seeds_S = runs.sort_values("seed")[column].to_numpy(float)[:5]
             ahead.append([seeds_S[s] - np.delete(seeds_S, s).mean() for s in range(5)])
         ahead_CS = np.array(ahead)
-        low, high = stats.t.interval(0.95, len(cells) - 1, ahead_CS[:, 0].mean(), stats.sem(ahead_CS[:, 0]))
-        print(f"{kind}: seed 0 ahead by {ahead_CS[:, 0].mean():.3g} ({low:.3g} to {high:.3g});", end=" ")
+        low, high = stats.t.interval(0.95, len(some) - 1, ahead_CS[:, 0].mean(), stats.sem(ahead_CS[:, 0]))
+        print(f"{kind}, {len(some)}: seed 0 ahead by {ahead_CS[:, 0].mean():.3g} ({low:.3g} to {high:.3g});", end=" ")
         print("cells in which each seed is ahead of the others' mean", (ahead_CS > 1e-9).sum(0).tolist())
 
     # Edges, and choices by seed 0 alone.
@@ -49,17 +52,20 @@ if __name__ == "__main__":
     edges = [cell for cell in edges if cell[0] not in NEWEST]
     print("of 21 layers:", {task: sum(other == task for _, other in edges) for task in PUBLISHED})
 
-    moved = several = 0
+    moved = several = ahead_alone = 0
     validation = "validation.token_accuracy"
-    for layer, task in cells:
-        runs = older[(older["layer"] == layer) & (older["task"] == task)]
+    for layer, task in choices:
+        runs = table[(table["layer"] == layer) & (table["task"] == task)]
         whole = [of for _, of in runs.groupby(["lr", "weight_decay"]) if set(range(5)) <= set(of["seed"])]
+        best_of_whole = max(of[of["seed"] == 0][validation].max() for of in whole)
+        ahead_alone += int(runs[runs["seed"] == 0][validation].max() > best_of_whole)
         if len(whole) > 1:
             several += 1
             means = [of[of["seed"] < 5][validation].mean() for of in whole]
             first = [of[of["seed"] == 0][validation].iloc[0] for of in whole]
             moved += int(np.argmax(means) != np.argmax(first))
-    print(moved, "of", several, "cells with several whole points would choose another by seed 0 alone")
+    print(moved, "of", several, "cells with several whole points would choose another by seed 0 alone;", end=" ")
+    print(f"in {ahead_alone} of {len(choices)} a point with seed 0 alone is ahead of them, by seed 0")
 
     # Intervals.
     ends = [estimate_of(choices[cell], column) for cell in cells for column in KINDS.values()]

@@ -14,7 +14,7 @@ tokenizers = pytest.importorskip("tokenizers", reason="needs the extra pretraini
 
 from runners import records  # noqa: E402
 from runners.c4.__main__ import main  # noqa: E402
-from runners.c4.compare import by_label, loss_table  # noqa: E402
+from runners.c4.compare import by_label, loss_table, place_of  # noqa: E402
 from runners.c4.train import loss_of  # noqa: E402
 from runners.records import Record, read_all  # noqa: E402
 from tests.runners.c4.runs import At, Interruption, configured, interrupt, run  # noqa: E402
@@ -62,6 +62,14 @@ def test_runs_that_differ_in_the_seed_alone_share_a_row_with_their_mean(
     assert (first["tokens"], second["half_width"]) == (str(4 * 4 * 12), "")
     assert float(first["nats_per_token"]) == pytest.approx(mean, rel=1e-12)
     assert float(first["half_width"]) == pytest.approx(half, rel=1e-6)
+
+
+def test_the_place_of_a_run_is_that_of_its_loss_among_finished_runs_of_as_many_tokens(found: list[Record]) -> None:
+    ordered = sorted(found, key=loss_of)
+    assert len(set(map(loss_of, ordered))) == 4
+    diverged, longer = replace(found[0], metrics={}, diverged_step=3), replace(found[0], steps=5)
+    places = [place_of(record, [*found, diverged, longer]) for record in ordered]
+    assert places == ["1st of 4", "2nd of 4", "3rd of 4", "4th of 4"]
 
 
 def test_a_diverged_seed_takes_the_mean_away(found: list[Record]) -> None:

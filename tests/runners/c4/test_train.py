@@ -124,7 +124,7 @@ def test_steps_are_those_of_adamw_written_out(texts: Path, tmp_path: Path) -> No
 
 
 def test_the_record_states_what_was_trained_and_what_it_took(texts: Path, tmp_path: Path) -> None:
-    config = configured(texts, tmp_path, steps=7)
+    config = configured(texts, tmp_path, steps=7, lr=3.0)
     record, steps = run(config), rows(config)
     assert [row.lr for row in steps] == [learning_rate(config, step) for step in range(7)]
     assert [row.tokens for row in steps] == [48 * step for step in range(1, 8)]
@@ -142,7 +142,10 @@ def test_the_record_states_what_was_trained_and_what_it_took(texts: Path, tmp_pa
         16,
     )
     assert record.parameters == sum(y.numel() for y in load_model(folder_of(config))[0].parameters())
+    # The last losses, although this rate makes them larger than others.
     validation = record.metrics["validation"]
+    assert evaluated[-1].validation_loss > min(record.curve["loss"]) and steps[-1].loss != steps[0].loss
+    assert record.metrics["training"] == {"loss": steps[-1].loss}
     bits = loss_of(record) / math.log(2) / record.task_config["bytes_per_token"]
     assert validation == {"loss": evaluated[-1].validation_loss, "bits_per_byte": bits}
 

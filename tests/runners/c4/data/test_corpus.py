@@ -81,15 +81,16 @@ def test_the_sequence_of_windows_does_not_depend_on_the_batch_size(corpus: Corpu
 def test_a_run_sees_the_tokens_it_asked_for_even_if_there_are_more(tmp_path: Path, asked: int) -> None:
     windows = Windows(corpus_of(tmp_path, asked), "train", T, None)
     assert len(windows) == (min(asked, len(TOKENS_N)) - 1) // T
+    assert corpus_of(tmp_path, asked).targets("train", T) == len(windows) * T
     assert rows_of(windows.batch(0, len(windows))) == [window(i) for i in range(len(windows))]
 
 
-@pytest.mark.parametrize(("piece", "seq_len"), [(2**18, 7), (21, 7), (1, 5), (30, 4)])
+@pytest.mark.parametrize(("piece", "seq_len", "word"), [(2**18, 7, "Übermaß"), (21, 7, "a"), (1, 5, "a"), (16, 4, "a")])
 def test_the_bytes_of_every_target_count_once_whatever_the_size_of_a_piece(
-    piece: int, seq_len: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    piece: int, seq_len: int, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PIECE", piece)
-    documents = ["a b c d e f g h i j", "k l m n", *["immediately thereafter notwithstanding"] * 3]
+    documents = [f"{word} b c d e f g h i j", "k l m n", *["immediately thereafter notwithstanding"] * 3]
     tokenizer = train_tokenizer(documents * 9, 300)
 
     # Each token of a byte-level BPE is a sequence of bytes, one letter of the BPE's alphabet a byte.
