@@ -144,7 +144,8 @@ def test_the_record_states_what_was_trained_and_what_it_took(texts: Path, tmp_pa
     assert record.parameters == sum(y.numel() for y in load_model(folder_of(config))[0].parameters())
     # The last losses, although this rate makes them larger than others.
     validation = record.metrics["validation"]
-    assert evaluated[-1].validation_loss > min(record.curve["loss"]) and steps[-1].loss != steps[0].loss
+    assert evaluated[-1].validation_loss > min(record.curve["loss"])
+    assert steps[-1].loss != steps[0].loss
     assert record.metrics["training"] == {"loss": steps[-1].loss}
     bits = loss_of(record) / math.log(2) / record.task_config["bytes_per_token"]
     assert validation == {"loss": evaluated[-1].validation_loss, "bits_per_byte": bits}
