@@ -34,6 +34,7 @@ from runners.mad.reference.overview import markdown
 from runners.mad.rows import ENTRIES, load_rows
 from runners.options import from_keywords
 from tasks import TASKS
+from tasks.fuzzy_recall import LONGEST_KEYS
 
 HERE = Path(__file__).parent
 PAGE = HERE / "README.md"
@@ -128,7 +129,9 @@ def mad_baseline() -> str:
 
 
 def mad_figure(table: pd.DataFrame) -> str:
-    return f"{100 * chosen(points(table))['test.token_accuracy'].mean():.1f}"
+    """Mean accuracy in % over the settings, of the chosen point of each; of fuzzy recall with the longest keys."""
+    split = LONGEST_KEYS if table["task"].iloc[0] == "fuzzy-in-context-recall" else "test"
+    return f"{100 * chosen(points(table))[f'{split}.token_accuracy'].mean():.1f}"
 
 
 # State tracking: Grazzi et al. Best of three seeds, and in brackets the median.
@@ -208,7 +211,7 @@ KINDS = (*5 * ((64, 4),), (128, 8), (256, 16), (256, 32), (256, 64))
 """Lengths and numbers of pairs: 100,000 sequences of the first kind, 20,000 of each other one."""
 RECALL = {
     "Transformer": ("transformer", ({"heads": 1},) * 3, ("≥ 99", "≥ 99", "≥ 99")),
-    "Hyena, Transformer": ("hyena+transformer", ({"transformer.heads": 1},) * 3, ("≥ 99", "≥ 99", "≥ 99")),
+    "Hyena, Transformer": ("hyena+transformer", ({"transformer.heads": 1},) * 3, (MISSING,) * 3),
     "Mamba-2": (
         "mamba2",
         tuple({"heads": heads, "state_size": 16} for heads in (2, 4, 8)),
