@@ -1,6 +1,7 @@
 """Recall with the delta rule, with and without decays, and Mamba-2, at several rates, on a CPU.
 
     PYTHONPATH=. python gates.py gated-deltanet 2 3e-2 1e-2 3e-3 1e-3 > gated-deltanet.csv
+    PYTHONPATH=. python gates.py hyena+gated-deltanet 2 1e-2 3e-3 > hyena-gated-deltanet.csv
     PYTHONPATH=. python gates.py deltanet 2 1e-2 3e-3 > deltanet.csv
     PYTHONPATH=. python gates.py mamba2 8 1e-2 3e-3 > mamba2.csv
 
@@ -20,10 +21,11 @@ STEPS, BATCH = 1200, 64
 if __name__ == "__main__":
     mixer, heads, *rates = sys.argv[1:]
     states = {"state_size": 16} if mixer == "mamba2" else {}
+    of_heads = "gated-deltanet.heads" if "+" in mixer else "heads"
     size = {"vocab_size": 2048, "length": 64, "pairs": 4, "train_examples": STEPS * BATCH, "extrapolation_factors": ()}
     found = study(
         mixer,
-        mixer_options={"heads": int(heads), **states},
+        mixer_options={of_heads: int(heads), **states},
         layers=2,
         width=64,
         mlp_width=0,
