@@ -46,9 +46,9 @@ class FuzzyInContextRecall(Task):
 
         - tokens: in a sequence, keys with the same first token have the same length, so that none begins another;
           theirs are drawn independently, so that the end of a key is not known from what has been read.
+        - sequences: the last key was always shown before; in theirs the key that is asked last may never have been.
         - training: theirs has about 13 answers in a sequence, ours 25.7, since fewer keys are possible; padding is a
           target in theirs.
-        - sequences: the last key was always shown before; in theirs the key that is asked last may never have been.
         - evaluation: keys of 1 to ``max_motif`` tokens, as in training, with 25.7 answers in a sequence; theirs has the
           longest keys alone, with 4.4, which is the extrapolation set "longest keys" here.
         - left out: noise; a single query behind a copy token (``multi_query`` off).
