@@ -194,8 +194,7 @@ def group_studies(group: str, pairs: int, negative: bool, published: str, column
     words = {"group": group, "length": 128, "begin": True, "train_examples": 100_000}
     training = {"epochs": 100, "batch_size": 2048} if group == "S3" else {"steps": 20_000, "batch_size": 512}
     if column == LONGER:
-        words["train_examples"] = 2_000_000
-        training["steps"] = 100_000
+        words["train_examples"], training = 2_000_000, {"steps": 100_000, "batch_size": 512}
     protocol = {"lr": [1e-3], "seeds": 1 + (published == "extrapolates"), **training}
     return [{**protocol, **layer, "task": "group-words", "task_options": words}]
 
